@@ -30,7 +30,7 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
     model, ids = authors.load_model(), authors.load_ids("calibration_ids")[:samples]
     pruner = NeuronALPruner(
-        NeuronALConfig(0.7, "wanda", topup="neuronal:steps=both", dataset=None, num_samples=samples)
+        NeuronALConfig(0.7, "wanda", topup="neuronal", topup_args={"steps": "both"}, num_samples=samples)
     )
     distributed.barrier()
     start = time.perf_counter()

@@ -26,7 +26,15 @@ class Hub:
         self.folder, self.token = folder, "hf_test"
         self.repositories = {}  # id -> branch -> name of a file -> content
         self.private, self.commits = {}, []  # id -> bool; messages
-        asked = ("whoami", "auth_check", "create_repo", "create_branch", "list_repo_files", "hf_hub_download")
+        asked = (
+            "whoami",
+            "auth_check",
+            "create_repo",
+            "create_branch",
+            "update_repo_settings",
+            "list_repo_files",
+            "hf_hub_download",
+        )
         for name in (*asked, "create_commit", "model_info"):
 
             def answer(api, *arguments, name=name, **options):
@@ -63,6 +71,9 @@ class Hub:
         self.repositories.setdefault(repo_id, {"main": {".gitattributes": b""}})
         self.private.setdefault(repo_id, private)
         return SimpleNamespace(repo_id=repo_id)
+
+    def update_repo_settings(self, token, repo_id, private):
+        self.private[repo_id] = private
 
     def create_branch(self, token, repo_id, branch, exist_ok):
         self.repositories[repo_id].setdefault(branch, dict(self.files(repo_id)))

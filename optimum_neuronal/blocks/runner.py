@@ -42,7 +42,7 @@ Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 
 
 class BlockRunner:
-    """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
+    """Runs of blocks on hidden states, one block after the other. Use it inside [`inference`].
 
     `device` is where the decoder expects token ids. Hidden states beyond `max_hidden_bytes` wait in CPU memory
     between blocks. `block_forwards` counts runs of one block on one sequence. `quiet` shows no progress.

@@ -15,7 +15,7 @@ from ..common.notes import get_logger
 from ..data.known_datasets import FILE_SUFFIXES
 from ..model.auto_classes import PIPELINE_TAGS, loading_class, loading_code
 from ..model.sparsity import read_sparsity_config
-from ..report import PruningReport
+from ..report import REPORT_NAME, PruningReport
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
 from .names import CHAT_TEMPLATE, CONFIG, MODEL_CARD, TOKENIZER_CONFIG
@@ -35,7 +35,11 @@ def write_card(folder: Path, model: PreTrainedModel, report: PruningReport, titl
     """Write the card of a pruned model into the folder that it is saved in, with its tokenizer."""
     with_tokenizer, config = any(folder.glob("tokenizer*")), folder / TOKENIZER_CONFIG
     chats = (folder / CHAT_TEMPLATE).exists() or bool(config.exists() and read_json(config).get("chat_template"))
-    card = make_card(model, report, title, options, with_tokenizer, chats)
+    try:
+        card = make_card(model, report, title, options, with_tokenizer, chats)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # of a report from somewhere else
+        logger.warning(f"{REPORT_NAME} is damaged ({error!r}), so there is no model card.")
+        return
     (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ PACKED_INDEX = f"packed{SUFFIX}.index.json"  # always written
 
 # Shell patterns. First of the files of weights and their indexes.
 WEIGHT_FILES = (
-    DENSE_FILE, f"model-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX, f"packed-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX,
+    DENSE_FILE, f"model*-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX, f"packed-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX,
 )  # fmt: skip
 
 # What belongs to a model beside its weights, and is carried over whatever happens to these.

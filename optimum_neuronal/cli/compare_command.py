@@ -82,13 +82,13 @@ class CompareCommand(Command):
         if args.merge:
             write(f"\n{merge(args.merge, args.output)}\n\nSaved in {args.output}: means.md")
             return
-        device, memory, source = flags.device_of(args), flags.memory_of(args), flags.source_of(args)
+        memory, source = flags.memory_of(args), flags.source_of(args)
         study = Study.of({**self._arguments(), "output": args.output, "overwrite": args.overwrite, "keep": args.keep})
         check_lines(args.plots or (), [one.result for one in study.combinations])
         check_unquantized(source)
         needed = {one.dataset for one in study.combinations if one.config.methods.needs_calibration}
         tests = study.test_sets.values()
-        with flags.loaded(args, source, device, Path(args.output), [*needed], tests) as (model, tokenizer):
+        with flags.loaded(args, source, Path(args.output), [*needed], tests) as (model, tokenizer):
             comparison = run_study(study, model, tokenizer, memory)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .tex and .json")
         if args.plots is not None:
@@ -110,7 +110,7 @@ class CompareCommand(Command):
             else:
                 sweep.pop(name, None)
                 given[name] = value[0]
-        if isinstance(given.get("dataset"), list):  # in the file
+        if isinstance(given.get("dataset"), list) and "dataset" not in sweep:  # in the file
             raise ValueError(
                 "compare calibrates on one dataset at a time: name it with --dataset, or several for means."
             )

@@ -61,8 +61,7 @@ class FinetuneCommand(Command):
             raise ValueError("--teacher changes nothing with --kl-weight 0: leave one of them out.")
 
     def work(self) -> None:
-        args, config, device = self.args, self.config(), flags.device_of(self.args)
-        options = flags.load_options(args)
+        args, options = self.args, flags.load_options(self.args)
         if args.push_to_hub:
             check_push(args.push_to_hub, overwrite=args.overwrite)
         dtype = flags.save_options_of(args).dtype
@@ -71,7 +70,7 @@ class FinetuneCommand(Command):
             model, report = finetune(
                 args.model,
                 args.output,
-                config,
+                self.config(),
                 teacher=args.teacher,
                 evaluate=args.evaluate,
                 window=args.window,
@@ -81,7 +80,7 @@ class FinetuneCommand(Command):
                 save_dtype=dtype,
                 work_dir=args.work_dir,
                 overwrite=args.overwrite,
-                device=device,
+                device=flags.device_of(args),  # after the process group has chosen one
                 **options,
             )
             if processes.rank > 0:

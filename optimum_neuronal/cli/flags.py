@@ -187,16 +187,15 @@ def save_options_of(args: argparse.Namespace) -> SaveOptions:
 def loaded(
     args: argparse.Namespace,
     source: Source,
-    device: torch.device,
     place: Path,
     datasets: Sequence[Any] = (),
     tests: Iterable[Any] = (),
 ) -> Iterator[tuple[Any, Any]]:
-    """Load the model on a device, or where `--stream` and `--device-map` say, and its tokenizer or None.
+    """Load the model where `--device`, `--stream` and `--device-map` say, and its tokenizer or None.
 
     Weights that have to be rewritten lie on the disk of `place`, next to it. `datasets`, `tests`: of [`check_texts`].
     """
-    tokenizer = find_tokenizer(source)
+    device, tokenizer = device_of(args), find_tokenizer(source)
     check_texts(tokenizer, datasets, tests)
     if not args.stream and not args.device_map:
         yield load_model(source).to(device), tokenizer

@@ -44,13 +44,13 @@ class EvaluateCommand(Command):
         flags.add_memory_flags(parser, prunes=False)
 
     def work(self) -> None:
-        args, device = self.args, flags.device_of(self.args)
+        args = self.args
         memory, datasets = flags.memory_of(args), args.dataset or ([] if args.tasks else ["wikitext2"])
         if not datasets and self.given & {"window", "max_windows"}:
             raise ValueError("--window and --max-windows change nothing without test text: name it with --dataset.")
         tasks = load_tasks(args.tasks or (), args.limit, args.include_path)  # raises before the model is loaded
         scratch = Path(tempfile.gettempdir()) / f"neuronal-{os.getpid()}"
-        with flags.loaded(args, flags.source_of(args), device, scratch, tests=datasets) as (model, tokenizer):
+        with flags.loaded(args, flags.source_of(args), scratch, tests=datasets) as (model, tokenizer):
             bos, named = getattr(args, "add_bos", None), {name: name for name in datasets}
             tests = load_tests(named, model, tokenizer, args.window, args.max_windows, bos)
             rows = [
@@ -107,7 +107,7 @@ class AnswersCommand(Command):
         check_count("max_new_tokens", args.max_new_tokens, 1)
         source = flags.source_of(args)
         teacher = args.teacher or read_base_model(*source)
-        dense = load_model(teacher, **{**source.options, "revision": "main"}).to(device)
+        dense = load_model(teacher, **{**flags.load_options(args), "revision": "main"}).to(device)
         answers = DenseAnswers(dense, find_tokenizer(source), prompts, args.max_new_tokens)
         del dense  # before the sparse model is loaded
         write(f"\n{answers.compare(load_model(source).to(device))}")

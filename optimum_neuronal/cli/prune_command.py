@@ -68,7 +68,7 @@ class PruneCommand(Command):
         flags.import_modules(self.args.modules)
 
     def work(self) -> None:
-        args, config, device = self.args, self.config(), flags.device_of(self.args)
+        args, config = self.args, self.config()
         output = args.output and check_output(args.output, args.overwrite, [args.model])
         options, tests = flags.save_options_of(args), name_test_sets(args.evaluate)
         answers = args.answers if isinstance(args.answers, bool) else read_prompts(args.answers)
@@ -86,7 +86,7 @@ class PruneCommand(Command):
         with (
             process_group(),
             work_directory(self.unfinished(), args.output) as folder,
-            flags.loaded(args, source, device, Path(args.output), datasets, tests.values()) as (dense, tokenizer),
+            flags.loaded(args, source, Path(args.output), datasets, tests.values()) as (dense, tokenizer),
         ):
             pruner = NeuronALPruner(config, tokenizer)
             model = prune_and_save(pruner, dense, job, folder)
@@ -113,7 +113,7 @@ class PruneCommand(Command):
             write(f"\n{Answers(**pruner.report.answers)}")
         if pruner.report.lost_most:
             write("\nThis model has lost most of its ability; try --sparsity 0.3 or --preset best.")
-        elif not pruner.report.evaluation:
+        elif not pruner.report.evaluation and model.can_generate():
             write("\nPerplexity was not measured: no calibration text is left over. Name test text with --evaluate.")
         hint = " in float32 (--save-dtype bfloat16 halves it)" if dtype == torch.float32 else ""
         write_saved(self.args, model, pruner.report, pruner.tokenizer, dtype, hint)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..data.documents import read_prompts
 from ..data.sample_text import MAX_NEW_TOKENS, NUM_SAMPLES, TEMPERATURE, TOP_P, Writer, check_sampling, sample_text
 from ..data.token_windows import text_tokenizer
+from ..evaluation.perplexity import check_language_model
 from ..files.output import write_atomically
 from ..files.records import Records, checksum, hidden_directory, remove_records, work_directory
 from ..model.load_model import load_model, load_skeleton
@@ -60,6 +61,7 @@ class SampleCommand(Command):
                 raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
             prompts = args.prompts and read_prompts(args.prompts)
             skeleton = load_skeleton(source)  # so that what does not fit is an error before weights are loaded
+            check_language_model(skeleton)
             Writer(skeleton, tokenizer, prompts, args.max_new_tokens, {})
             model = load_model(source).to(device)
             names = ("num_samples", "max_new_tokens", "temperature", "top_p", "seed")

@@ -45,18 +45,16 @@ class Processes:
         return [hands[index % self.count][index // self.count] for index in range(sum(map(len, hands)))]
 
     def part(self, length: int) -> slice:
-        """Return this process's slice of the sequences: all of them if there are fewer than processes."""
-        if not self.splits(length):
-            return slice(0, length)
+        """Return this process's slice of the sequences."""
         bounds = [length * rank // self.count for rank in range(self.count + 1)]
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def splits(self, length: int) -> bool:
         return self.count > 1 and length >= self.count
 
-    def join(self, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the rows of all processes' parts in order, shape (length, ...)."""
-        return torch.cat(self._gather(rows.cpu())).to(rows.device) if self.splits(length) else rows
+    def join(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all processes' parts in order."""
+        return torch.cat(self._gather(rows.cpu())).to(rows.device)
 
     def from_first(self, value: Any) -> Any:
         """Return process 0's value in every process."""

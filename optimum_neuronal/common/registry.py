@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from .validation import check_choice, check_field, did_you_mean
 
@@ -64,8 +64,7 @@ def title_of(method: Any, parts: Sequence[str] = (), usual: Mapping[str, Any] = 
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one. Modules
-    whose names start with an underscore are skipped: methods import them.
+    All modules of `package` are imported at the first look-up, so adding a file adds a method or a variant of one.
     """
 
     def __init__(self, kind: str, package: str):
@@ -130,14 +129,14 @@ class Registry(Generic[Method]):
             if key not in known:
                 takes, hint = ", ".join(known) or "no hyperparameters", did_you_mean(key, known)
                 raise ValueError(f"{argument} has {key!r}: {title} takes {takes}.{hint}")
-        return method(**{key: check_field(known[key], value) for key, value in values.items()})
+        hints = get_type_hints(method)  # a module may have postponed its annotations
+        return method(**{key: check_field(known[key], value, hints[key]) for key, value in values.items()})
 
     def _discover(self) -> None:
         if not self._discovered:
             package = importlib.import_module(self.package)
             for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
-                if not module.name.rpartition(".")[2].startswith("_"):
-                    importlib.import_module(module.name)
+                importlib.import_module(module.name)
             self._discovered = True
 
 

@@ -108,9 +108,9 @@ def trim_heap() -> None:
 
 def reset_peak_memory() -> None:
     """Reset the result of [`peak_memory`], on accelerators and on Linux."""
-    for index in range(torch.accelerator.device_count()):
-        torch.accelerator.reset_peak_memory_stats(index)
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # no such file, or an accelerator that does not count: MPS before torch 2.13
+        for index in range(torch.accelerator.device_count()):
+            torch.accelerator.reset_peak_memory_stats(index)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
@@ -123,9 +123,10 @@ def peak_memory() -> dict[str, int]:
         peaks["host"] = int(re.search(r"^VmHWM:\s+(\d+)", status, re.M)[1]) * 1024
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
-        for index in range(torch.accelerator.device_count()):
-            if size := torch.accelerator.max_memory_allocated(index):
-                peaks[f"{kind}:{index}"] = size
+        with suppress(RuntimeError):
+            for index in range(torch.accelerator.device_count()):
+                if size := torch.accelerator.max_memory_allocated(index):
+                    peaks[f"{kind}:{index}"] = size
     return peaks
 
 

@@ -81,9 +81,10 @@ def hyper(default: Any, least: float | None = None, most: float = math.inf, abov
     return field(default=default, metadata={"least": least, "most": most, "above": above, "choices": choices})
 
 
-def check_field(entry: Field, value: Any) -> Any:
-    """Return the value of a dataclass field, checked by its type and its bounds, see [`hyper`]."""
-    name, bounds, kinds = entry.name, entry.metadata, get_args(entry.type) or (entry.type,)
+def check_field(entry: Field, value: Any, kind: Any = None) -> Any:
+    """Return the value of a dataclass field, checked by its bounds, see [`hyper`], and its type or another `kind`."""
+    name, bounds, kind = entry.name, entry.metadata, kind or entry.type
+    kinds = get_args(kind) or (kind,)
     if value is None and entry.default is None:
         return None
     if bounds.get("choices"):

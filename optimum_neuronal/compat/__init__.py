@@ -1,1 +1,1 @@
-"""The private names of transformers, PEFT and accelerate that this package uses, one module for each library."""
+"""The private names of transformers, accelerate, torch and PEFT that this package uses."""

@@ -50,7 +50,7 @@ def replace_fields(fields: Mapping[str, Any], given: Mapping[str, Any], preset: 
         if replaced.get(kind) == fields.get(kind):
             known = fields.get(args, {})
         else:
-            known = authors_variant(kind, replaced[kind]) if preset == PAPER else {}
+            known = authors_variant(kind, replaced[kind]) if preset == PAPER and replaced[kind] else {}
         if (kind in given or args in given) and isinstance(given.get(args, {}), Mapping):
             replaced[args] = {**known, **given.get(args, {}), **in_text}
     return replaced

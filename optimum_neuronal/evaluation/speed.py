@@ -15,6 +15,7 @@ from ..common.torch_state import inference, time_on
 from ..common.validation import check_count
 from ..data.token_windows import resolve_seq_length
 from ..model.origin import public_name
+from .perplexity import check_language_model
 
 
 PROMPT = 16  # tokens before the generated ones
@@ -84,6 +85,7 @@ def measure_speed(
     """
     for value in (*batches, prompt_tokens, new_tokens, rounds):
         check_count("batches, prompt_tokens, new_tokens or rounds", value, 1)
+    check_language_model(dense)
     resolve_seq_length(dense.config, max(2, prompt_tokens, PROMPT + 1 + new_tokens))
     with inference(dense), inference(packed):
         work = [

@@ -30,7 +30,7 @@ from .output import locked, write_atomically
 logger = get_logger(__name__)
 
 IDENTITY = "identity.json"
-LOCK = ".neuronal.lock"  # made first and removed last: whatever lies beside it is the run's
+LOCK = ".neuronal.lock"  # made first: whatever lies beside it is the run's
 SHOWN = 3  # settings that an error shows
 SUFFIX = ".record.safetensors"
 VALUE = "/value"  # tensor that holds a record's JSON value as bytes; no module has this name
@@ -172,10 +172,9 @@ def hidden_directory(output: str | Path) -> Path:
 
 
 def remove_records(directory: Path | None) -> None:
-    """Remove the directory of a run with all that is in it."""
-    if directory is not None and (directory / IDENTITY).exists():
-        (directory / IDENTITY).unlink()  # first, so that nothing resumes from what a kill leaves
-        shutil.rmtree(directory, ignore_errors=True)
+    """Let nothing resume from a run's directory, which is removed when its [`run_directory`] ends."""
+    if directory is not None:
+        (directory / IDENTITY).unlink(missing_ok=True)
 
 
 def checksum_ids(ids: torch.Tensor) -> str:

@@ -118,6 +118,11 @@ class PackedChange(Change):
         return cls(PackedMask(tensors[f"{name}.mask"], shape), tensors.get(f"{name}.values"))
 
 
+def row_stride(columns: int) -> int:
+    """Return the bytes of a row's mask, which begins at a whole word of 64 bits."""
+    return 8 * -(-columns // 64)
+
+
 def packed_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
     """Return the bytes of a packed weight in a file (docs/format.md): a bit per element, in words of 64, and the kept values."""
-    return math.prod(shape[:-1]) * 8 * -(-shape[-1] // 64) + kept * itemsize
+    return math.prod(shape[:-1]) * row_stride(shape[-1]) + kept * itemsize

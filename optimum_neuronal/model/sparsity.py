@@ -89,9 +89,9 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedS
     """Return the size of a decoder's pruned weights, which may be on the meta device. `zeros` counts a projection's."""
     dense = saved = weights = 0
     for projections in by_owner(decoder.projections.values()):
-        owner = projections[0].owner  # packed in its own layout
-        size = owner.numel() * owner.element_size()
-        packed = packed_bytes(owner.shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
+        owner, columns = projections[0].owner, projections[0].shape[1]
+        size, shape = owner.numel() * owner.element_size(), (owner.numel() // columns, columns)
+        packed = packed_bytes(shape, owner.numel() - sum(map(zeros, projections)), owner.element_size())
         dense, saved, weights = dense + size, saved + min(size, packed), weights + owner.numel()
     return PackedSize(dense, saved, weights)
 

@@ -9,9 +9,9 @@ from types import ModuleType
 import torch
 
 from ..common.notes import get_logger
-from ..model.change import PackedMask
+from ..model.change import PackedMask, row_stride
 from ..native.library import TORCH, VARIABLE
-from .packed_weight import INTEGERS, PackedWeight, row_stride, unpack_bits
+from .packed_weight import INTEGERS, PackedWeight, unpack_bits
 from .sparse_matrix import SCRATCH_ROWS, SparseMatrix, row_blocks
 
 

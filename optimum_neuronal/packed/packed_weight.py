@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..model.change import PackedMask
+from ..model.change import PackedMask, row_stride
 from ..native.library import find_kernel
 from .sparse_matrix import BLOCK, SCRATCH_ROWS, SparseMatrix, row_blocks
 
@@ -21,7 +21,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that kernels compute 
 PREFIX = ".packed_"  # between a module's path and a tensor's name, in files
 STORED = "packed_"  # precedes the names of tensors in files and modules
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
-WORD = 64  # elements whose bits are read together
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
 MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
@@ -160,11 +159,6 @@ def check_shape(shape: Any, dtype: Any) -> None:
 def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
     """Return a shape with its last two sizes swapped, if `transposed`."""
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
-
-
-def row_stride(columns: int) -> int:
-    """Return the bytes of a row of a bitmask, which is rounded up to whole words."""
-    return 8 * -(-columns // WORD)
 
 
 def count_kept(weight: torch.Tensor) -> int:

@@ -75,7 +75,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     Returns:
         The same model.
     """
-    inner = base_model(model)
+    inner = base_model(hf_private.uncompiled(model))
     before = set(inner.parameters())
     for name in [name for name, _ in packed_modules(inner)]:
         take_packed(inner, name)

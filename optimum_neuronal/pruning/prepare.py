@@ -129,8 +129,7 @@ def prepare(
     clock.lap("calibration data")
     cache = cache or Cache()
     device = hf_private.execution_device(model.get_input_embeddings())
-    if calibration is not None:
-        decoder = without_skipped_blocks(decoder, device, cache)
+    decoder = without_skipped_blocks(decoder, device, cache)
     processes, ids = Processes.current(), ids_of(calibration)
     values = config.to_dict() | {"refit_dtype": refit_dtype}
     started_with = {} if folder is None else {**values, **identity(decoder, ids), "versions": versions()}

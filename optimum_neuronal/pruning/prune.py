@@ -87,20 +87,26 @@ def find_changes(context: PruneContext) -> PruneOutcome:
 
 def measure_divergence(context: PruneContext, changes: Mapping[str, Change]) -> dict[str, float]:
     """Return the report's `divergence`. Warn if the score alone, with the same sparsity everywhere, is better."""
-    methods, calibration, runner = context.methods, context.calibration, context.evaluator.runner
+    methods, calibration, calibrated = context.methods, context.calibration, context.evaluator
     if calibration is None or calibration.held_out is None or not context.decoder.predicts_next_token:
         return {}
     ids = calibration.held_out[:COMPARED]
-    evaluator = replace(context.evaluator, ids=ids, num_alignment_samples=len(ids), cache=Cache())
-
-    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        with trial_weights(block.pruned, lambda p: changes[p.name]):
-            return [runner.output(block, streams[0], calls)]
-
-    streams = runner.run(evaluator.alignment_inputs(), 1, visit, "comparing with the dense model")
+    evaluator, runner = replace(calibrated, ids=ids, num_alignment_samples=len(ids), cache=Cache()), calibrated.runner
+    uniform, norms = [], []
     if methods.saliency.updates_weights or methods.topup.decides or context.config.refit_epochs:
-        uniform = Plan.uniform(context.decoder.projections, context.config.sparsity)
-        streams.append(evaluator.stream_of(uniform)[1])
+        uniform = [Plan.uniform(context.decoder.projections, context.config.sparsity)]
+        norms = calibrated.stream_of(uniform[0])[0]
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        ways = [lambda p: changes[p.name]]
+        ways += calibrated.changes(block, norms[index], uniform, updates=False) if uniform else []
+        outputs = []
+        for way, stream in zip(ways, streams):
+            with trial_weights(block.pruned, way):
+                outputs.append(runner.output(block, stream, calls))
+        return outputs
+
+    streams = runner.run(evaluator.alignment_inputs(), 1 + len(uniform), visit, "comparing with the dense model")
     try:
         found = compare_outputs(evaluator, ids, evaluator.dense(SquaredNorms)[1], streams)
     except ValueError as error:  # the model is pruned all the same

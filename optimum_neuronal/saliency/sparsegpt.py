@@ -149,7 +149,7 @@ class AuthorsSparseGPT(SparseGPT):
     - Prunes one weight more than the target in every block of columns.
     - Prunes all weights of inputs that are always zero, beyond the target too. These count as one in the mean diagonal
       of which dampening is a share.
-    - Activations weight the n-th sequence by `1 / n`. Only allocation reads them, as in NeuronAL's block step.
+    - Activations weight the n-th sequence by `1 / n`. Allocation, as in NeuronAL's block step, and a refit read them.
     """
 
     statistic: ClassVar[type[SquaredNorms]] = DecayingHessian

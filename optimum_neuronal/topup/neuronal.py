@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..blocks.statistics import SquaredNorms
 from ..common.registry import title_of
 from ..common.validation import hyper
 from ..model.projections import Block, Decoder, Projection
@@ -155,7 +154,7 @@ class NeuronAL(TopUp):
                 decisions["note"] = f"no row step: {problem}"
             else:
                 plan, decisions["row"] = self._row_step(evaluator, base, plan)
-        return Allocation(plan, decisions, evaluator.norms if saliency.uses_activations else SquaredNorms)
+        return Allocation(plan, decisions, evaluator.norms)
 
     def _block_step(self, evaluator: PlanEvaluator, sparsity: float) -> tuple[Plan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 4.1.1)."""

@@ -25,10 +25,10 @@ from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import find_tokenizer, public_name, read_base_model
-from ..report import REPORT_NAME, PruningReport
+from ..report import REPORT_NAME, PruningReport, before_and_after
 from .checkpoints import Checkpoints
 from .finetune_config import FinetuneConfig
-from .finetune_setup import Setup, load_student, load_teacher, prepare_training
+from .finetune_setup import Setup, gradient_checkpointing, load_student, load_teacher, prepare_training
 from .lora import keep_lora_sparse
 from .sparse_trainer import SparseTrainer
 from .sparse_weights import find_sparse_decoder, find_sparse_weights
@@ -62,8 +62,8 @@ def finetune(
     ```
 
     The weights that measure best on held-out text during the training are kept; nothing is saved if none measure better
-    than those before it. An interrupted run resumes from its last checkpoint when called again. Under torchrun or
-    `accelerate launch`, the processes share each step.
+    than those before it. An interrupted run resumes from its last checkpoint when called again. The processes of a
+    `torch.distributed` group share each step.
 
     Args:
         model (`str` or `Path`): directory or Hub id of a sparse model. A packed one is unpacked.
@@ -125,6 +125,8 @@ def finetune(
         if report is not None:
             report = replace(report, training=[*report.training, training])
         if setup.records.processes.rank == 0:
+            for name, values in training["evaluation"].items() if report is None else ():
+                announce(f"perplexity, {name}: {before_and_after(values)}")
             options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
             remove_records(folder)  # and the checkpoints in it
@@ -156,12 +158,9 @@ def _train(setup: Setup) -> dict[str, Any]:
             + (f", from step {last.global_step} on" if last else "")
         )
     start, finished = time.perf_counter(), last is not None and last.global_step == arguments.max_steps
-    if config.gradient_checkpointing:
-        _checkpointing(student, "enable")
     if not finished:
-        trainer.train(resume_from_checkpoint=last and str(checkpoints.path(last.global_step)))
-    if config.gradient_checkpointing:
-        _checkpointing(student, "disable")
+        with gradient_checkpointing(student, config):
+            trainer.train(resume_from_checkpoint=last and str(checkpoints.path(last.global_step)))
     state = last if finished else trainer.state
     before, after = map(as_perplexity, (state.log_history[0]["eval_loss"], state.best_metric))
     if not state.best_global_step:
@@ -218,12 +217,6 @@ def _with_lora(student: PreTrainedModel, rank: int, seed: int) -> nn.Module:
         )
         adapted = get_peft_model(adapted.unload(), LoraConfig(**options, target_modules=used.target_modules))
     return keep_lora_sparse(adapted)
-
-
-def _checkpointing(model: PreTrainedModel, verb: str) -> None:
-    """Call a method of a model that transformers 5.23 renamed."""
-    names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"
-    getattr(model, next(name for name in names if hasattr(model, name)))()
 
 
 def _examples(windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:

@@ -1,5 +1,6 @@
 """The fields of `FinetuneConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
+import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -66,10 +67,12 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             check_field(entry, getattr(self, entry.name))
-        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
-        if not (isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)):
-            raise TypeError(f"dataset is a {type(names).__name__}: expected one or more names or paths.")
-        object.__setattr__(self, "dataset", tuple(names))
+        names = (self.dataset,) if isinstance(self.dataset, str | os.PathLike) else self.dataset
+        if not (
+            isinstance(names, list | tuple) and names and all(isinstance(one, str | os.PathLike) for one in names)
+        ):
+            raise TypeError(f"dataset is {self.dataset!r}: expected one or more names or paths.")
+        object.__setattr__(self, "dataset", tuple(map(os.fspath, names)))
         given = [name for name in AMOUNTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given: expected one of {', '.join(AMOUNTS)}.")

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..data.token_windows import (
     text_tokenizer,
     with_bos,
 )
-from ..evaluation.perplexity import evaluate_perplexity
+from ..evaluation.perplexity import check_language_model, evaluate_perplexity
 from ..files.records import Records, checksum, versions
 from ..model.find_blocks import find_all_projections
 from ..model.load_model import load_model
@@ -67,6 +68,7 @@ def load_student(
 ) -> PreTrainedModel:
     """Load the sparse model, in float32 for the optimizer's small steps."""
     student = densify(load_model(model, dtype=torch.float32, **model_kwargs))
+    check_language_model(student)
     resolve_seq_length(student.config, config.seq_length)
     check_saveable(student, options)
     find_sparse_weights(student)
@@ -131,7 +133,8 @@ def prepare_training(
     records = Records(folder, settings, processes)
     if steps is None:
         of_pass = partial(seconds_of_pass, student, teacher, config, micro_batch)
-        seconds, _ = records.recorded("seconds-of-a-step", lambda: (accumulated * of_pass(), {}))
+        with gradient_checkpointing(student, config):
+            seconds, _ = records.recorded("seconds-of-a-step", lambda: (accumulated * of_pass(), {}))
         steps = max(1, int(60 * config.minutes / seconds))
         text = draw(steps * config.batch_size)
     every, width = math.ceil(steps / EVALUATIONS), student.config.get_text_config().hidden_size
@@ -201,6 +204,22 @@ def seconds_of_pass(
         student.zero_grad()
         seconds = time_on(device) - start
     return seconds
+
+
+@contextmanager
+def gradient_checkpointing(model: PreTrainedModel, config: FinetuneConfig) -> Iterator[None]:
+    """Let a model compute its activations twice while the context lasts, if the config says so."""
+    if not config.gradient_checkpointing:
+        yield
+        return
+    what = (
+        "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    )  # before transformers 5.23
+    getattr(model, f"{what}_checkpointing_enable")()
+    try:
+        yield
+    finally:
+        getattr(model, f"{what}_checkpointing_disable")()
 
 
 def mix_texts(datasets: Sequence[Any], tokenizer: Any, count: int, **how: Any) -> TokenWindows:

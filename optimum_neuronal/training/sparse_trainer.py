@@ -241,7 +241,7 @@ def _sum_of_parts(
     total = torch.zeros((), device=states.device)
     gradients = {states: torch.zeros_like(states)} if states.requires_grad else {}
     for part in parts:
-        piece = states.detach()[part].requires_grad_(states.requires_grad)
+        piece = states.detach()[part].requires_grad_()
         loss = loss_of(part, piece)
         total += loss.detach()
         if not loss.requires_grad:
@@ -250,7 +250,7 @@ def _sum_of_parts(
         for tensor, gradient in zip(weights, of_weights):
             if gradient is not None:
                 gradients[tensor] = gradients[tensor].add_(gradient) if tensor in gradients else gradient
-        if of_piece is not None:
+        if states.requires_grad and of_piece is not None:
             gradients[states][part] = of_piece
     return _WithGradients.apply(total, count, list(gradients.values()), *gradients)
 

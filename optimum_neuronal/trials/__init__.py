@@ -1,7 +1,6 @@
 """Measures what candidate plans would do to a model, without changing a weight.
 
-Top-ups ask a [`PlanEvaluator`] for a [`Measurement`] of plans. Each measurement is a file of its own. None of them knows the
-top-up or the config.
+Top-ups ask a [`PlanEvaluator`] for a [`Measurement`] of plans, which knows neither the top-up nor the config.
 """
 
 from .plan_evaluator import Cache, Measurement, PlanEvaluator

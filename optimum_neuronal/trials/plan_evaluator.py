@@ -245,7 +245,7 @@ class PlanEvaluator:
         for norm in norms.values():
             if norm not in joined:
                 tokens = sum(self.processes.collect([norm.tokens]))
-                joined[norm] = SquaredNorms([self.processes.join(norm.value, len(self.ids))], tokens)
+                joined[norm] = SquaredNorms([self.processes.join(norm.value)], tokens)
         return {name: joined[norm] for name, norm in norms.items()}
 
     def _splits(self, statistic: type[SquaredNorms]) -> bool:

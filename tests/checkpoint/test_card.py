@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
-from optimum_neuronal.checkpoint.card import make_card
+from optimum_neuronal.checkpoint.card import make_card, write_card
 from optimum_neuronal.checkpoint.writing import SaveOptions
 from optimum_neuronal.cli.neuronal_command import main
 
@@ -121,6 +121,13 @@ def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     assert f"# {shown}\n" in card and commands(card)[0][-1] == shown
     (name,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", card, re.M)
     assert ast.literal_eval(name) == f"path/to/{shown}"
+
+
+def test_a_damaged_report_is_no_card(pruned, tmp_path, caplog):
+    pruner, model = pruned
+    write_card(tmp_path, model, replace(pruner.report, config={}), "llama", DENSE)
+    assert "neuronal_report.json is damaged (KeyError('topup')), so there is no model card" in caplog.text
+    assert not (tmp_path / "README.md").exists()
 
 
 def test_commands_of_a_model_that_was_tuned_twice_are_a_chain(pruned):

@@ -57,7 +57,8 @@ def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub, tmp_path):
     converted = convert_checkpoint("me/model", "dense", tmp_path / "converted")
     assert same(tensors_of(converted), first.state_dict()) and (converted / "tokenizer.json").exists()
     hub.files("me/model")["notes/mine.txt"] = b"mine"
-    pruner.push_to_hub(model, "me/model", commit_message="Dense now", overwrite=True)
+    pruner.push_to_hub(model, "me/model", commit_message="Dense now", overwrite=True, private=True)
+    assert hub.private["me/model"], "which was public"
     assert hub.commits == ["Packed", "Dense now"]
     assert hub.files("me/model").keys() == WRITTEN and reloads(model, "me/model")
     first_pruner.push_to_hub(first, "me/model", revision="trial", overwrite=True)

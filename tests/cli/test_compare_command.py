@@ -93,6 +93,8 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, tmp_path, monkeypatch)
             run("compare", "--merge", tmp_path, *flags)
     (tmp_path / "comparison.md").write_text("mine")
     (tmp_path / "own.json").write_text('{"dataset": ["c4", "ptb"]}')
+    with pytest.raises(SystemExit, match="./gone does not exist"):
+        run("compare", "--config", "own.json", "--dataset", "c4", "ptb", "--model", "./gone", "--output", "o")
     for arguments, message in (
         (("--topup", "owl:half_widht=1"), "wanda .*Did you mean 'half_width'"),
         (("--sparsity", "70"), "sparsities is 70"),

@@ -1,11 +1,14 @@
 """Each check runs once, before a model is loaded."""
 
+import sys
 from collections import Counter
+from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 
 from optimum_neuronal import pruner
-from optimum_neuronal.cli import flags, measuring_commands, prune_command
+from optimum_neuronal.cli import finetune_command, flags, measuring_commands, prune_command
 from optimum_neuronal.model import sources
 from optimum_neuronal.pruning import prepare
 
@@ -57,6 +60,16 @@ def test_mistakes_are_found_before_a_model_is_loaded(run, words, message, tmp_pa
     with pytest.raises(SystemExit, match=message):
         run(*words)
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == len(files) + 1, "nothing was written"
+
+
+@pytest.mark.parametrize("module", [prune_command, finetune_command])
+def test_the_device_is_chosen_by_the_process_group(run, module, dense, monkeypatch):
+    """Before it, every process would take the first accelerator."""
+    joined, more = [], ("--sparsity", 0.5, "--topup", "uniform") if module is prune_command else ("--teacher", dense)
+    monkeypatch.setattr(module, "process_group", lambda: nullcontext(joined.append(1)))
+    monkeypatch.setattr(flags, "device_of", Mock(side_effect=lambda _: sys.exit("in" if joined else "outside")))
+    with pytest.raises(SystemExit, match="^in$"):
+        run(module.__name__.rpartition(".")[2][:-8], "--model", dense, "--output", dense.with_name("new"), *more)
 
 
 def test_a_prune_checks_everything_once(run, dense, tmp_path, monkeypatch):

@@ -20,8 +20,7 @@ def test_candidates_are_dealt_and_sequences_are_parted():
     assert hands == [list("adg"), list("beh"), list("cf")]
     parts = [Processes(rank, 3).part(8) for rank in range(3)]
     assert [list(range(8))[part] for part in parts] == [[0, 1], [2, 3, 4], [5, 6, 7]]
-    assert [Processes(rank, 4).part(3) for rank in range(4)] == 4 * [slice(0, 3)], "too few to share"
-    assert Processes().part(8) == slice(0, 8) and Processes().deal([1, 2]) == [1, 2]
+    assert Processes().deal([1, 2]) == [1, 2] and not Processes(0, 4).splits(3), "too few to share"
     assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
 
 

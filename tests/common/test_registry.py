@@ -1,4 +1,5 @@
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -6,6 +7,7 @@ import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.common.registry import Registry, parse_method
+from optimum_neuronal.common.validation import hyper
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.owl import OWL, AuthorsOWL
@@ -53,6 +55,17 @@ def test_a_variant_is_chosen_by_name():
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             TOPUPS.make(name, "topup_args", values)
+
+
+def test_types_of_fields_may_be_text():
+    """As after `from __future__ import annotations`."""
+    for values, right in (({"widths": [0.1, 0.2]}, True), ({"count": 2.5}, False)):
+        registry = Registry("thing", "optimum_neuronal.saliency")
+        names = {"widths": "tuple[float, ...]", "count": "int"}
+        body = {"__annotations__": names, "widths": hyper((0.1,), 0, 1), "count": hyper(3, 1), "variant": "own"}
+        registry.register("one")(dataclass(type("One", (), body)))
+        with nullcontext() if right else pytest.raises(TypeError, match="count is 2.5"):
+            assert registry.make("one", "args", values).widths == (0.1, 0.2)
 
 
 def test_methods_with_hyperparameters():

@@ -1,5 +1,6 @@
 import gc
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,17 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before > 192 * MB, "a peak stays"
     reset_peak_memory()
     assert peak_memory()["host"] - before < 64 * MB
+
+
+def test_accelerators_that_do_not_count(monkeypatch):
+    """MPS, before torch 2.13."""
+    for name in ("reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.accelerator, name, Mock(side_effect=RuntimeError("not a DeviceAllocator")))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    reset_peak_memory()
+    assert {*peak_memory()} <= {"host"}
 
 
 def test_a_cpu_with_matrix_units(monkeypatch):

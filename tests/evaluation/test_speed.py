@@ -30,6 +30,11 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert models[0].training, "modes are restored"
 
 
+def test_models_without_a_head_do_not_generate(models):
+    with pytest.raises(ValueError, match="LlamaModel has no language-model head"):
+        measure_speed(models[0].model, models[1].model)
+
+
 def test_the_ratio_is_that_of_the_speeds_shown():
     """Not a median of ratios, which another round may have given."""
     timing = _summarize("decode", 12, [[1.0, 0.5], [3.0, 2.0], [4.0, 3.0]])

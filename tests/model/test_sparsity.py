@@ -9,7 +9,7 @@ from by_hand import make_block
 from conftest import make_model, make_model_on_disk
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.model.change import NewWeight, Zeros
+from optimum_neuronal.model.change import NewWeight, Zeros, packed_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.model.sparsity import (
@@ -17,6 +17,7 @@ from optimum_neuronal.model.sparsity import (
     StoredProjection,
     measure_sparsity,
     natural_order,
+    packed_size,
     read_sparsity_config,
 )
 
@@ -145,6 +146,12 @@ def test_what_weights_will_be_is_counted_before_they_are():
     assert whole == blocks["block"] == pytest.approx(4 / 6)
     assert projections["block.0"] == {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0}
     assert [p.weight.tolist() for p in block.pruned] == [[[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]]]
+
+
+def test_transposed_weights_are_packed_by_outputs():
+    decoder = find_decoder(make_model("gpt2", n_embd=40, n_inner=72))
+    size = packed_size(decoder, lambda p: p.numel // 2)
+    assert size.saved == sum(packed_bytes(p.shape, p.numel - p.numel // 2, 4) for p in decoder.projections.values())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])

@@ -80,6 +80,7 @@ METHODS = {
     "search": dict(topup="search", topup_args=dict(budget=24)),
     "alps": dict(saliency="alps"),
     "refit": dict(saliency="alps", refit_epochs=1, num_samples=16),
+    "magnitude": dict(saliency="magnitude"),  # which needs no text
 }
 
 

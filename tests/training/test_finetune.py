@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import datasets
 import pytest
@@ -209,11 +210,12 @@ class TestResult:
         monkeypatch.setattr(finetune_setup, "load_model", changed)
         assert tuned(folders, steps=1)[1].training[0]["teacher"] == "dense"
 
-    def test_without_a_report(self, folders, caplog):
+    def test_without_a_report(self, folders, caplog, capsys):
         (folders / "sparse" / "neuronal_report.json").unlink()
         _, report = tuned(folders, steps=1)
         assert not (folders / "tuned" / "neuronal_report.json").exists()
         assert report is None and "has no neuronal_report.json" in caplog.text
+        assert re.search(r"perplexity, test: [\d.]+ \(before\), [\d.]+ \(after\)", capsys.readouterr().err)
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
 
     def test_conversations(self, folders):
@@ -235,8 +237,11 @@ class TestAmount:
     @pytest.mark.parametrize("amount, steps", [({"tokens": 130}, 3), ({"minutes": 0.1}, 12)])
     def test_tokens_and_minutes(self, amount, steps, folders, monkeypatch):
         """A step of half a second fits 12 times into 6 seconds."""
-        monkeypatch.setattr(finetune_setup, "seconds_of_pass", lambda *_: 0.5)
-        _, report = tuned(folders, steps=None, **amount)
+        seen = []
+        timed = lambda student, *_: seen.append(student.is_gradient_checkpointing) or 0.5  # noqa: E731
+        monkeypatch.setattr(finetune_setup, "seconds_of_pass", timed)
+        model, report = tuned(folders, steps=None, gradient_checkpointing=True, **amount)
+        assert seen == [True] * ("minutes" in amount) and not model.is_gradient_checkpointing, "timed as trained"
         assert (report.training[0]["steps"], report.training[0]["tokens"]) == (steps, 64 * steps)
 
     def test_timing_changes_no_weight(self, folders):
@@ -249,6 +254,7 @@ class TestAmount:
     def test_one_amount(self):
         with pytest.raises(ValueError, match="steps and minutes are given: expected one of steps, tokens, minutes"):
             FinetuneConfig(steps=3, minutes=2)
+        assert FinetuneConfig(dataset=Path("a.txt")).dataset == ("a.txt",)
 
 
 class TestResuming:

@@ -111,7 +111,7 @@ def test_training_without_adapters_raises(ids):
     [
         (LoraConfig(bias="all"), ValueError, "bias='all': biases of packed layers are not trained"),
         (LoraConfig(target_modules=ATTENTION, use_dora=True), ValueError, "DoraLinearVariant.*LoRA and rsLoRA only"),
-        (LoraConfig(init_lora_weights="pissa"), ValueError, "'pissa' changes the weights"),
+        (LoraConfig(init_lora_weights="OLoRA"), ValueError, "'OLoRA' changes the weights"),
         (LoraConfig(modules_to_save=["up_proj"]), ValueError, "modules_to_save names .*up_proj, which is packed"),
         (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
     ],

@@ -241,6 +241,16 @@ def test_frozen_heads_get_no_gradient():
     assert "lm_head.weight" not in slopes and slopes["model.norm.weight"].abs().max() > 0
 
 
+def test_a_head_alone_is_trained():
+    model, ids = make_model("llama"), torch.arange(12).view(2, 6)
+    model.requires_grad_(False).lm_head.requires_grad_(True)
+    mixed_loss(Predictor(model), None, model, {"input_ids": ids}, ids, 0.0).backward()
+    found = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert torch.allclose(found, model.lm_head.weight.grad, rtol=1e-4, atol=1e-7)
+
+
 def test_replicas_of_a_model_give_all_logits():
     """Trainer makes some if several GPUs are visible to one process."""
     student, (ids, _) = make_model("llama"), batch()
