@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median_low, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from ..common.validation import check_choice, require_extra
@@ -41,7 +41,6 @@ COLORS = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (8, 3)))
 MOST_LINES = 8  # in a figure
-CLIPPED = 10  # times the median of the lines' highest perplexities: what is higher is an arrow at the edge
 
 PERPLEXITY, MEAN = "Perplexity (lower is better)", "Geometric mean of perplexities"
 SHARE = "Sparsity"  # of this axis and of the x axis "Sparsity of ...", in percent
@@ -209,29 +208,18 @@ def plot(
 
 
 def draw_lines(axes, points: Points, styles: Styles, dense: Result | None) -> None:
-    """Draw means with standard deviations over seeds.
-
-    With a dense model, its perplexity is a line, and what is far above the other lines is an arrow at the edge, named there.
-    """
+    """Draw means with standard deviations over seeds, and a dense model's perplexity as a line."""
     lines: dict[str, dict[float, list[float]]] = {}
     for name, x, y in points:
         lines.setdefault(name, {}).setdefault(x, []).append(y)
     means = {name: {x: fmean(line[x]) for x in sorted(line)} for name, line in lines.items()}
-    limit, named = math.inf, []
     if dense is not None:
-        limit = CLIPPED * median_low(max(line.values()) for line in means.values())
         axes.axhline(dense.mean_perplexity, label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)
     step = 1 + max(map(len, lines.values())) // 16
     for index, (name, line) in enumerate(means.items()):  # lines get markers at different points
         errors = [stdev(lines[name][x]) if len(lines[name][x]) > 1 and y < math.inf else 0.0 for x, y in line.items()]
         bars = {"yerr": errors, "capsize": 3, "errorevery": (index % step, step)} if any(errors) else {}
         axes.errorbar(*zip(*line.items()), label=name, ms=7, markevery=(index % step, step), **bars, **styles[name])
-        if above := {x: y for x, y in line.items() if y > limit}:
-            axes.plot([*above], [limit] * len(above), "^", color=styles[name]["color"], ms=10, clip_on=False)
-            named.append(f"\N{BLACK UP-POINTING TRIANGLE} {name}: {', '.join(f'{y:,.0f}' for y in above.values())}")
-    if named:
-        axes.set_ylim(top=limit)
-        axes.set_title("\n".join(named), loc="right", size="x-small")
 
 
 @contextmanager

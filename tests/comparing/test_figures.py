@@ -92,15 +92,6 @@ def test_the_best_lines_and_what_was_asked_for(drawn, monkeypatch):
     drawn([result("best (alps + uniform)", "preset"), result("alpha_pruning")], asked=["best", "wanda+alpha_pruning"])
 
 
-def test_outliers_are_arrows_at_the_edge_with_their_names(drawn):
-    lines = (("uniform", 50.0), ("owl", 40.0), ("alpha_pruning", 1259.0), ("dlp", float("inf")))
-    found = [result(name, sparsity=s / 10, perplexity=(v, v)) for name, v in lines for s in (6, 7, 8)]
-    written = drawn(found)
-    for figure, values in (("perplexity-by-seconds", "1,259"), ("perplexity-by-sparsity", "1,259, 1,259, 1,259")):
-        assert f"▲ wanda + alpha_pruning: {values}\n▲ wanda + dlp: inf" in "\n".join(written[figure])
-        assert all(axes.get_ylim()[1] == pytest.approx(500) for axes in drawn.figures[figure].axes), "ten medians"
-
-
 def test_a_comparison_gets_the_figures_that_it_allows(drawn):
     failed = Result(0.7, "ria", "uniform", error="no memory")
     found = drawn([result(), result("owl", "ria"), failed])
