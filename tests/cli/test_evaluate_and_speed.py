@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from packed_models import make_zeroed
@@ -6,6 +7,8 @@ from transformers import AutoTokenizer
 
 import optimum_neuronal
 from optimum_neuronal import save_pretrained
+from optimum_neuronal.cli import flags, measuring_commands
+from optimum_neuronal.model.sources import Source
 
 
 def test_tasks_and_perplexity(run, dense, tmp_path):
@@ -57,6 +60,17 @@ def test_speed(run, tmp_path, format):
     assert float(shown.split()[-1]) < 0.9, "the packed model's share of the memory"
     with pytest.raises(SystemExit, match="of 999 tokens do not fit"):
         run("speed", "--model", tmp_path / "sparse", "--prompt-tokens", 999)
+
+
+def test_answers(run, dense, tmp_path, monkeypatch):
+    """What locates the sparse model, such as the name of a GGUF file, does not locate the teacher."""
+    (tmp_path / "prompts.txt").write_text("w1 w2\nw3\n")
+    (load, seen), source = (measuring_commands.load_model, []), Source(dense, {"subfolder": ""})
+    monkeypatch.setattr(flags, "source_of", lambda _: source)
+    monkeypatch.setattr(measuring_commands, "load_model", lambda *one, **how: seen.append(how) or load(*one, **how))
+    given = ("--model", dense, "--teacher", dense, "--prompts", tmp_path / "prompts.txt", "--max-new-tokens", 4)
+    assert re.search(r"KL divergence.* 0\.000.*100\.0%", run("answers", *given), re.S)
+    assert "subfolder" not in seen[0]
 
 
 def test_env_shows_what_computes_here(run):
