@@ -6,8 +6,11 @@ from torch.overrides import TorchFunctionMode
 
 def squared_norms(model, ids, projections) -> dict[str, torch.Tensor]:
     """Name -> squared norms of the inputs, shape (sequences, in); projections (name -> `Projection`) of one model."""
-    found = list(_sequences(model, ids, projections))
-    return {name: torch.stack([sequence[name] for sequence in found]) for name in projections}
+    norms = {name: torch.zeros(len(ids), projection.shape[1]) for name, projection in projections.items()}
+    for index, sequence in enumerate(ids):
+        for name, inputs in inputs_of(model, sequence[None], projections).items():
+            norms[name][index] = inputs.square().sum(dim=0)
+    return norms
 
 
 def token_counts(model, ids, projections) -> dict[str, int]:
@@ -17,15 +20,6 @@ def token_counts(model, ids, projections) -> dict[str, int]:
         for name, inputs in inputs_of(model, sequence[None], projections).items():
             counts[name] += int(inputs.any(dim=-1).sum())
     return counts
-
-
-def _sequences(model, ids, projections):
-    for sequence in ids:
-        inputs = inputs_of(model, sequence[None], projections)
-        yield {
-            name: inputs[name].square().sum(dim=0) if name in inputs else torch.zeros(projection.shape[1])
-            for name, projection in projections.items()
-        }
 
 
 def inputs_of(model, ids, projections) -> dict[str, torch.Tensor]:

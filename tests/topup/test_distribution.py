@@ -56,7 +56,6 @@ class TestGetDist:
             spread = get_dist(sparsity, lam, values)
             assert spread.mean().item() == pytest.approx(sparsity, abs=1e-9)
             assert spread.min() >= 0.01 and spread.max() <= 0.99
-            assert torch.equal(spread.argsort(stable=True), (-spread.neg()).argsort(stable=True))
         for sparsity in (0.0, 0.995):
             assert get_dist(sparsity, 0.2, torch.arange(3)).tolist() == [sparsity] * 3, "beyond the clip as asked"
 

@@ -112,7 +112,6 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     rows = zip(projection.weight, mask)
     expected = [one_by_one(row, kept, mean, variance, norm, cycles, threshold) for row, kept in rows]
     assert torch.equal(after, torch.stack(expected)) and not torch.equal(after, mask)
-    assert torch.equal(after.sum(dim=1), mask.sum(dim=1))
 
 
 def zeros_of_prune(family, saliency, topup, ids, **fields):

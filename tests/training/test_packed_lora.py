@@ -101,11 +101,6 @@ def test_merging_raises_until_the_model_is_dense_and_then_keeps_zeros(ids):
     assert next(packed_modules(sparsify(merged)), None) is not None, "can be packed again"
 
 
-def test_training_without_adapters_raises(ids):
-    with pytest.raises(RuntimeError, match=r"densify\(model\) first.*lora_for_packed"):
-        gradients(sparsify(make_zeroed()), ids)
-
-
 @pytest.mark.parametrize(
     "config, kind, message",
     [

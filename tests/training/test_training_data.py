@@ -16,12 +16,8 @@ ROWS = torch.arange(40).view(10, 4)
 
 def sequences(dataset, collate_fn=None, model_config=None, shuffle=True, **fields):
     fields = {"num_samples": 4, "num_alignment_samples": 1, "topup": "uniform", "saliency": "wanda", **fields}
-    loader = DataLoader(dataset, batch_size=3, shuffle=shuffle, collate_fn=collate_fn or collate)
+    loader = DataLoader(dataset, batch_size=3, shuffle=shuffle, collate_fn=collate_fn)
     return training_sequences(loader, NeuronALConfig(0.5, **fields), model_config or make_model("llama").config)
-
-
-def collate(examples):
-    return {"input_ids": torch.stack([example["input_ids"] for example in examples])}
 
 
 def padded(examples):
