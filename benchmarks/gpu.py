@@ -103,7 +103,7 @@ CHOICES = {  # rows of docs/choose.md -> how often they take the time of which p
     "Wanda, NeuronAL": {NEURONAL: 1},
     "`paper`": {AUTHORS: 1},
     "`fast`": {ALPS: 1},
-    "the default, by formula": {ALPS: 1, NEURONAL: 1, WANDA: -1},
+    "ALPS, NeuronAL, by formula": {ALPS: 1, NEURONAL: 1, WANDA: -1},
     "`best`, by formula": {ALPS: 1, REFIT: 6, SPARSEGPT: -6},
 }
 Figures = Callable[[dict], None]  # adds figures to a row

@@ -66,8 +66,8 @@ LABELS = {  # of methods in a figure
     "wanda+neuronal:variant=authors+sampling=authors": "preset paper (Wanda, NeuronAL)",
     "wanda+neuronal:variant=authors,steps=block,block_lambdas=[0.15]+sampling=authors": "paper, block step alone",
     "sparsegpt": "SparseGPT",
-    "alps": "preset fast (ALPS)",
-    "alps+neuronal": "default (ALPS, NeuronAL)",
+    "alps": "default, preset fast (ALPS)",
+    "alps+neuronal": "ALPS, NeuronAL",
     "alps+search": "ALPS, search",
     "alps+uniform+refit_epochs=6": "preset best (ALPS, refit)",
 }

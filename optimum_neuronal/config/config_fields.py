@@ -45,7 +45,7 @@ class ConfigFields:
     topup: str | None = config_field(
         None,
         "method that decides how much of each block, projection and row is pruned",
-        unset="neuronal; uniform with a pattern, and below a sparsity of 0.6 if the saliency updates weights",
+        unset="neuronal; uniform if the saliency updates weights, or with a pattern",
         methods="topup",
         example="owl:half_width=0.1",
     )

@@ -18,7 +18,6 @@ from .config_fields import ConfigFields, as_json, explain
 from .presets import PRESETS, replace_fields
 
 
-MASKS_SUIT_UPDATES = 0.6  # least sparsity at which NeuronAL's candidates, which are masks, suit updated weights too
 REFIT_SAMPLES = 16  # calibration sequences that a refit needs at least: it holds some out
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
@@ -91,8 +90,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
     def _make_methods(self) -> Methods:
         saliency = SALIENCIES.make(self.saliency, "saliency_args", self.saliency_args)
-        if self.topup is None:
-            alike = self.pattern is not None or saliency.updates_weights and self.sparsity < MASKS_SUIT_UPDATES
+        if self.topup is None:  # NeuronAL's candidates are masks, which say less of updated weights
+            alike = self.pattern is not None or saliency.updates_weights
             self.topup = "uniform" if alike and not self.topup_args else "neuronal"
         topup = TOPUPS.make(self.topup, "topup_args", self.topup_args)
         if saliency.updates_weights and topup.needs_fixed_weights:

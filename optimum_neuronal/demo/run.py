@@ -23,7 +23,7 @@ SPARSITY = 0.7
 METHODS = {  # what is compared -> fields of the config; the first two are the paper's
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal", "topup_args": {"variant": "authors"}},
-    "ALPS, NeuronAL (default)": {},
+    "ALPS, uniform (default)": {},
 }
 ROW = "{:<24}  {:>6}  {:>10}  {:>7}  {:>7}"  # a line of the table, written as soon as its model is pruned
 BEFORE = """The model: a Llama with {:.1f} M parameters, trained on source code of Python's standard library.

@@ -206,8 +206,7 @@ def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, neede
 @pytest.mark.parametrize(
     ("given", "topup"),
     [
-        ({"sparsity": 0.59}, "uniform"),
-        ({"sparsity": 0.6}, "neuronal"),
+        ({"sparsity": 0.7}, "uniform"),
         ({"sparsity": 0.5, "saliency": "wanda"}, "neuronal"),
         ({"sparsity": 0.5, "topup": "neuronal"}, "neuronal"),
         ({"sparsity": 0.5, "topup_args": {"block_lambdas": [0.1]}}, "neuronal"),
@@ -215,5 +214,5 @@ def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, neede
     ],
 )
 def test_the_top_up_without_a_name(given, topup):
-    """NeuronAL's candidates are masks, which choose badly for updated weights below 60% zeros."""
+    """NeuronAL's candidates are masks, which choose badly for updated weights."""
     assert NeuronALConfig(**given).topup == topup

@@ -27,15 +27,15 @@ def test_the_table(tmp_path, monkeypatch):
     quick = small | {"saliency": "alps", "topup": "uniform", "saliency_args": {"iterations": 2}}
     methods = {name: {**fields, **small} for name, fields in run.METHODS.items()}
     methods["Wanda, NeuronAL"]["topup_args"] = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
-    methods["ALPS, NeuronAL (default)"] = quick
+    methods["ALPS, uniform (default)"] = quick
     monkeypatch.setattr(run, "load_tiny_model", two_blocks)
     for name, value in (("METHODS", methods), ("TEST_WINDOWS", 2), ("SEQ_LENGTH", 64)):
         monkeypatch.setattr(run, name, value)
     run.run_demo(tmp_path / "saved", lines.append)
     shown = "\n".join(lines)
     rows = [line.split("  ")[0] for line in lines if "%  " in line]
-    assert rows == ["dense model", "Wanda, uniform", "Wanda, NeuronAL", "ALPS, NeuronAL (default)"]
+    assert rows == ["dense model", "Wanda, uniform", "Wanda, NeuronAL", "ALPS, uniform (default)"]
     default = NeuronALConfig(0.7)
-    assert (default.saliency, default.topup) == ("alps", "neuronal"), "as the table says"
+    assert (default.saliency, default.topup) == ("alps", "uniform"), "as the table says"
     assert "NeuronAL as its authors ran it. All other rows go beyond it." in shown
     assert f"\n{run.PROMPT}" in shown and (tmp_path / "saved" / "model.safetensors").exists()
