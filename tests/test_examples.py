@@ -95,7 +95,7 @@ def test_distill(tmp_path, monkeypatch, capsys, text, zeros):
     folders = ("--model", tmp_path / "sparse", "--teacher", tmp_path / "dense", "--output", tmp_path / "tuned")
     run("distill.py", monkeypatch, *folders, *text, "--steps", 10, "--prompts", "def", "class")
     shown = capsys.readouterr().out
-    before, after = re.search(r"([\d.]+) \(before\), ([\d.]+) \(after\)", shown).groups()
+    before, after = re.search(r"test.txt, .* ([\d.]+) \(before\), ([\d.]+) \(after\)", shown).groups()
     assert "2 answers of the dense model" in shown and "class\n  dense: " in shown
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32")
     assert float(after) < float(before) and same_zeros(tuned, zeros)

@@ -45,7 +45,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    "way, most_files", [("magnitude", 21), ("wanda", 26), ("default", 27), ("paper", 27), ("best", 26)]
+    "way, most_files", [("magnitude", 22), ("wanda", 26), ("default", 24), ("paper", 27), ("best", 26)]
 )
 def test_pruning_can_be_read_in_few_files(way, most_files, llama, ids):
     """Each file more that every pruning run enters is one more that its reader has to open, each call one more to follow."""

@@ -14,7 +14,7 @@ from optimum_neuronal.config.presets import PRESETS
 
 def test_fields_have_plain_defaults():
     config = NeuronALConfig(0.7)
-    assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "neuronal", 0)
+    assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "uniform", 0)
     assert (config.num_samples, config.num_alignment_samples, config.seed, config.dataset) == (128, 8, 0, "c4")
     assert replace(config, num_samples=4).num_alignment_samples == 8, "all four are used"
     with pytest.raises(AttributeError, match=r"use dataclasses.replace\(config, topup=...\)"):
