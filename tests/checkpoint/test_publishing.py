@@ -49,6 +49,12 @@ def test_push_and_back(hub):
     assert json.loads(hub.files("me/llama-70")["neuronal_report.json"])["config"]["sparsity"] == 0.7
 
 
+def test_shards_of_any_name_are_downloaded(hub):
+    """Such as those of Qwen3.5."""
+    hub.repositories["me/model"] = {"main": {"model.safetensors-00001-of-00002.safetensors": b"", "other.bin": b""}}
+    assert [file.name for file in find_checkpoint("me/model").iterdir()] == [*hub.files("me/model")][:1]
+
+
 def test_a_push_makes_the_branch_equal_to_the_saved_directory(hub, tmp_path):
     """In one commit, and only on request if it holds files; a new branch leaves main as it was."""
     (first_pruner, first), (pruner, model) = pruned(), pruned(0.5)

@@ -48,6 +48,7 @@ class TestPresets:
             ({"topup": "owl", "topup_args": {"half_width": 0.1}}, "wanda + owl, authors, half_width=0.1"),
             ({"topup": "uniform", "saliency": "magnitude"}, "magnitude + uniform, authors"),
             ({"topup": "dlp"}, "wanda + dlp"),
+            ({"topup": None}, "wanda + neuronal, sequence, block step"),
             ({"saliency": "sparsegpt"}, "sparsegpt, authors + neuronal, authors, block step"),
             ({"topup_args": {"variant": "sequence"}}, "wanda + neuronal, sequence, block step"),
         ):
