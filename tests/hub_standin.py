@@ -26,15 +26,7 @@ class Hub:
         self.folder, self.token = folder, "hf_test"
         self.repositories = {}  # id -> branch -> name of a file -> content
         self.private, self.commits = {}, []  # id -> bool; messages
-        asked = (
-            "whoami",
-            "auth_check",
-            "create_repo",
-            "create_branch",
-            "update_repo_settings",
-            "list_repo_files",
-            "hf_hub_download",
-        )
+        asked = ("whoami", "auth_check", "create_repo", "create_branch", "list_repo_files", "update_repo_settings")
         for name in (*asked, "create_commit", "model_info"):
 
             def answer(api, *arguments, name=name, **options):
@@ -80,9 +72,6 @@ class Hub:
 
     def list_repo_files(self, token, repo_id, revision):
         return list(self.files(repo_id, revision))
-
-    def hf_hub_download(self, token, repo_id, name, revision):
-        return self.snapshot_download(repo_id, revision, token) / name
 
     def create_commit(self, token, repo_id, operations, commit_message, revision):
         """All operations, which name each file once, or none."""

@@ -134,9 +134,9 @@ def push_pruned(
     api = _connect(token)
     with tempfile.TemporaryDirectory() as folder:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        _check_repository(api, repo_id, revision, overwrite)
         if private:  # it may have existed
             api.update_repo_settings(repo_id, private=True)
-        _check_repository(api, repo_id, revision, overwrite)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         saved = Path(folder) / "model"

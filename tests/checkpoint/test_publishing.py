@@ -77,9 +77,10 @@ def test_nothing_is_replaced_unasked(hub):
     pruner.push_to_hub(model, "me/model")
     before = dict(hub.files("me/model"))
     said = r"'me/model' holds 8 files: choose a new one, or pass --overwrite \(overwrite=True\)"
-    for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model")):
+    for attempt in (lambda: check_push("model"), lambda: pruner.push_to_hub(model, "me/model", private=True)):
         with pytest.raises(FileExistsError, match=said):
             attempt()
+    assert not hub.private["me/model"]
     with pytest.raises(FileExistsError, match="'me/dense-llama' holds 3 files: choose"):
         check_push("me/dense-llama")
     check_push("me/model", overwrite=True)
