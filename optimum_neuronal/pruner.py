@@ -181,8 +181,8 @@ class NeuronALPruner(OptimumQuantizer):
         """Set weights of the model to zero, in place.
 
         All weights change at the very end: after an error or an interrupt, they are as they were. No other thread may use
-        the model meanwhile: it would compute with trial weights, and disturb the pruning. The
-        processes of a `torch.distributed` group share the work, and each prunes its own copy of the model.
+        the model meanwhile: it would compute with trial weights, and disturb the pruning. The processes
+        of a `torch.distributed` group share the work, and each prunes its own copy of the model.
 
         Args:
             model (`PreTrainedModel`):

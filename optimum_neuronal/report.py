@@ -170,6 +170,7 @@ def training_text(run: Mapping[str, Any]) -> str:
 
 
 def before_and_after(values: Mapping[str, float]) -> str:
+    """Return the perplexities before and after a fine-tune: `"33.45 (before), 28.00 (after)"`."""
     return f"{values['before']:.2f} (before), {values['after']:.2f} (after)"
 
 

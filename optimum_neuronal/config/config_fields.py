@@ -1,6 +1,7 @@
 """The fields of `NeuronALConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
 from types import NoneType, UnionType
@@ -126,6 +127,14 @@ def value_type(entry: Field) -> Any:
     """Return the type of a field's values, without None: that of one value, if there may be several."""
     parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
     return next(part for part in parts if part is not NoneType)
+
+
+def check_dataset_names(given: Any, in_memory: str) -> list[str]:
+    """Return one or more names and paths of datasets as text. `in_memory` says where other data go."""
+    names = [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str | os.PathLike) for name in names):
+        raise TypeError(f"dataset is a {type(names).__name__}: expected names or paths. {in_memory}")
+    return [*map(os.fspath, names)]
 
 
 def as_json(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..common.validation import check_choice, check_field, check_patterns, check
 from ..saliency import SALIENCIES, Saliency
 from ..saliency.plan import ColumnPattern
 from ..topup import TOPUPS, TopUp
-from .config_fields import ConfigFields, as_json, explain
+from .config_fields import ConfigFields, as_json, check_dataset_names, explain
 from .presets import PRESETS, replace_fields
 
 
@@ -49,14 +48,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self) -> None:
-        given = () if self.dataset is None else self.dataset
-        names = [given] if isinstance(given, str | os.PathLike) else given
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str | os.PathLike) for name in names):
-            raise TypeError(
-                f"dataset is a {type(names).__name__}: expected names or paths. Pass text or token ids in memory to "
-                "NeuronALPruner(config).prune(model, dataset=...)."
-            )
-        names = [*map(os.fspath, names)]
+        in_memory = "Pass text or token ids in memory to NeuronALPruner(config).prune(model, dataset=...)."
+        names = check_dataset_names(() if self.dataset is None else self.dataset, in_memory)
         self.dataset = names[0] if len(names) == 1 else names or None
         self._check_fields()
         check_sparsity(self.sparsity)

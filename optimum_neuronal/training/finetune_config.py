@@ -1,11 +1,10 @@
 """The fields of `FinetuneConfig`: type, default and explanation of each. The command line makes its flags from them."""
 
-import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..common.validation import check_field
-from ..config.config_fields import DATASETS, config_field
+from ..config.config_fields import DATASETS, check_dataset_names, config_field
 
 
 AMOUNTS = ("steps", "tokens", "minutes")
@@ -67,12 +66,10 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             check_field(entry, getattr(self, entry.name))
-        names = (self.dataset,) if isinstance(self.dataset, str | os.PathLike) else self.dataset
-        if not (
-            isinstance(names, list | tuple) and names and all(isinstance(one, str | os.PathLike) for one in names)
-        ):
-            raise TypeError(f"dataset is {self.dataset!r}: expected one or more names or paths.")
-        object.__setattr__(self, "dataset", tuple(map(os.fspath, names)))
+        names = check_dataset_names(self.dataset, "Pass text in memory to finetune(..., dataset=...).")
+        if not names:
+            raise TypeError("dataset is empty: expected one or more names or paths.")
+        object.__setattr__(self, "dataset", tuple(names))
         given = [name for name in AMOUNTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given: expected one of {', '.join(AMOUNTS)}.")

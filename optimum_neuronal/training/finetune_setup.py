@@ -212,9 +212,8 @@ def gradient_checkpointing(model: PreTrainedModel, config: FinetuneConfig) -> It
     if not config.gradient_checkpointing:
         yield
         return
-    what = (
-        "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    )  # before transformers 5.23
+    # transformers 5.23 renamed the methods.
+    what = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     getattr(model, f"{what}_checkpointing_enable")()
     try:
         yield

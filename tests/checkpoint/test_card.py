@@ -134,14 +134,8 @@ def test_commands_of_a_model_that_was_tuned_twice_are_a_chain(pruned):
     """Files, and directories that this machine knows alone, are for the reader to fill in."""
     pruner, model = pruned
     config = FinetuneConfig(steps=3, dataset=("c4", "chat.jsonl")).to_dict()
-    run = {
-        "config": config,
-        "teacher": "dense",
-        "steps": 3,
-        "evaluation": {},
-        "answers": {},
-        "held_out": {"before": 9, "after": 8},
-    }
+    run = {"config": config, "teacher": "dense", "steps": 3, "evaluation": {}, "answers": {}}
+    run |= {"held_out": {"before": 9, "after": 8}}
     run |= {"source": "c4", "tokens": 9, "learning_rate": 1, "seconds": 1, "resumed": False}
     report = replace(pruner.report, training=[run, {**run, "teacher": "me/dense"}])
     for title, place in (("me/llama-70", "me/llama-70"), ("llama-70", "path/to/llama-70")):

@@ -191,7 +191,8 @@ def test_compiled_and_gradients_flow_only_for_adapters():
     assert torch.equal(compiled(x), packed(x))
     for module in (packed, compiled):
         output = module(x)  # may be looked at
-        with pytest.raises(RuntimeError, match=r"call optimum_neuronal.densify\(model\) first.*lora_for_packed"):
+        said = r"to train them, call optimum_neuronal.densify\(model\) first.*lora_for_packed"
+        with pytest.raises(RuntimeError, match=said):
             output.sum().backward()
     packed.passes_gradients = True
     for module in (packed, torch.compile(packed, fullgraph=True, backend="aot_eager")):
