@@ -36,9 +36,7 @@ class Family:
     def expected(self, index: int) -> list[str]:
         """Names of the projections of block `index`, inside the block, sorted."""
         names = self.projections if isinstance(self.projections, str) else self.projections[index]
-        return sorted(
-            name.replace("*", str(expert)) for name in names.split() for expert in range(EXPERTS if "*" in name else 1)
-        )
+        return sorted(n.replace("*", str(e)) for n in names.split() for e in range(EXPERTS if "*" in n else 1))
 
 
 ATTENTION = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj"

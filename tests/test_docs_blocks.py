@@ -140,9 +140,7 @@ def long_commands(path: Path) -> Iterator[list[str]]:
     """Yield the words of the commands of a page that take too long to run, in blocks and in sentences."""
     text = path.read_text(encoding="utf-8")
     code = [block.code for block in blocks(path) if block.language == "sh" and block.reason]
-    code += [
-        " ".join(found.split()) for found in re.findall(r"`([^`]*python -m benchmarks[^`]+)`", BLOCK.sub("", text))
-    ]
+    code += [" ".join(f.split()) for f in re.findall(r"`([^`]*python -m benchmarks[^`]+)`", BLOCK.sub("", text))]
     variables = {}
     for words in commands("\n".join(code)):
         name, _, value = words[0].partition("=")

@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[1]
 VERSION = optimum_neuronal.__version__
 NOTICE = "optimum_neuronal/demo/tiny_model/NOTICE"
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "setup.py").exists(), reason="the package is installed without its setup.py"
-)
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="it is installed without it")
 
 
 def test_the_layout():
@@ -89,11 +87,7 @@ def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     needed = ["constraints.txt", "constraints-lowest.txt", "Makefile", "mkdocs.yml", ".ci/run", "setup.py", NOTICE]
     needed += [path.name for path in ROOT.glob("*.md")]
     for folder in ("tests", "examples", "benchmarks", "docs"):
-        files = (
-            path
-            for path in (ROOT / folder).rglob("*.*")
-            if path.suffix in {".py", ".ipynb", ".md", ".c", ".npz", ".yaml"}
-        )
+        files = (p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".ipynb", ".md", ".c", ".npz", ".yaml"))
         needed += [str(path.relative_to(ROOT)) for path in files]
     assert not set(needed) - in_sdist
     assert not [name for name in in_sdist if name.endswith((".pyc", ".so"))]
@@ -104,9 +98,7 @@ def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
 def test_the_wheel_holds_the_package_its_types_and_its_data(packages):
     _, in_wheel, _ = packages
     needed = {"optimum_neuronal/py.typed", "optimum/commands/register/register_neuronal.py", NOTICE}
-    files = [
-        path for path in (ROOT / "optimum_neuronal").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    ]
+    files = [p for p in (ROOT / "optimum_neuronal").rglob("*") if p.is_file() and p.parent.name != "__pycache__"]
     needed |= {str(path.relative_to(ROOT)) for path in files if path.suffix not in {".so", ".dll", ".dylib"}}
     assert not needed - in_wheel
     assert not [name for name in in_wheel if not name.startswith(("optimum_neuronal/", "optimum/commands/register/"))]

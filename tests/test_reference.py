@@ -166,9 +166,7 @@ def test_variants_have_the_authors_masks_and_perplexities(topup, arguments, name
     figures = run(saliency, sparsity, name)
     model, perplexity = prune_by(saliency, sparsity, topup, variant="authors", **arguments)
     if "mask_sha256" in figures and authors.SAME_KERNELS:
-        weights = {
-            name: model.get_parameter(f"model.layers.{name}.weight").detach() for name in figures["mask_sha256"]
-        }
+        weights = {n: model.get_parameter(f"model.layers.{n}.weight").detach() for n in figures["mask_sha256"]}
         assert {name: digest(weight) for name, weight in weights.items()} == figures["mask_sha256"], "bit for bit"
     if topup == "uniform":
         check_masks(model, topup)

@@ -86,8 +86,14 @@ class BlockRunner:
         stream, read = Stream(inputs.hidden), set()
         for index, calls in enumerate(inputs.calls):
             with self.loaded(index) as block:
+                without = self.inputs_of(block, stream, calls)
                 stream, norms = self.replay(block, stream, calls)
             read.update(norms)
+            if changed := next((n for n in norms if not torch.equal(without[n].value, norms[n].value)), None):
+                raise ValueError(
+                    f"{changed} reads the output of a projection whose role says that it only feeds the next block. Give this "
+                    "one the role 'mixer' with optimum_neuronal.register_architecture."
+                )
         difference, largest = (stream.batches[0] - expected).abs().max(), expected.abs().max()
         if not difference <= 1e-3 * largest:
             raise ValueError(
@@ -209,6 +215,8 @@ class BlockRunner:
                         observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
                     outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
                 keep_shared(outputs[-1], states, call)
+                if self.max_hidden_bytes is not None and sum(o.nbytes for o in outputs) > self.max_hidden_bytes:
+                    outputs[-1] = to_device(outputs[-1], torch.device("cpu"))  # streams of other candidates follow
         return Stream(outputs), observed
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:

@@ -66,9 +66,7 @@ def convert_checkpoint(
     # The config's dtype is not theirs if they were rounded.
     stored, finer = stored_dtypes(map_tensors(weight_files(source, packed)))
     if format == "dense" and any(PREFIX in name for name in finer):
-        raise ValueError(
-            f"{source} packs weights in several dtypes, of which some would be rounded: save the model in one."
-        )
+        raise ValueError(f"{source} packs weights in several dtypes, of which some would be rounded: save it in one.")
     model = load_model(source, dtype=stored or "auto", trust_remote_code=trust_remote_code)
     check_saveable(model, options)
     with new_directory(target) as folder:

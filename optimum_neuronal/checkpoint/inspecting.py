@@ -166,7 +166,7 @@ def _guess(name: str, dimensions: int) -> StoredProjection | None:
     """Return the projection of a matrix in a model without a record; the first number in its name is its block's."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    if number is None or dimensions not in (2, 3):  # old GPT-2s have a causal mask of four
+    if number is None or dimensions not in (2, 3) or name.endswith("bias"):  # old GPT-2s have a causal mask of four
         return None
     kind = with_stars(".".join(parts[number + 1 :]))
     return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,8 @@ def _is_whole(model: PreTrainedModel, config: Mapping[str, Any]) -> bool:
     """Return True if a model has the class and the number of blocks that the config of its checkpoint names."""
     own, text = model.config.get_text_config(decoder=True), config.get("text_config") or config
     is_named = type(model).__name__ in (config.get("architectures") or ())
-    return is_named and text.get("num_hidden_layers") in (None, getattr(own, "num_hidden_layers", None))
+    key = own.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    return is_named and text.get(key) in (None, getattr(own, key, None))
 
 
 def _no_extra_blocks(config: PreTrainedConfig) -> dict[str, int]:
@@ -214,6 +216,11 @@ def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Tensors
 
     `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.
     """
+    loaded: dict[str, torch.Tensor] = {}
+    with suppress(ValueError):  # it holds some, but not all, experts of a layer
+        loaded.update(hf_private.as_loaded(model, finer, model.state_dict()))
+    # Dense files may have other names than the model and packed files.
+    finer = {**finer, **hf_private.as_stored(model, loaded), **loaded}
     in_float32 = None if dtype is None else hf_private.names_in_float32(model, dtype)
 
     def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:

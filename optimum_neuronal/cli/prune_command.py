@@ -101,9 +101,7 @@ class PruneCommand(Command):
             fields = replace_fields(fields, given, self.args.preset)
         config = NeuronALConfig.from_dict(fields)
         if not config.refit_epochs and self.given & {"refit_learning_rate", "refit_dtype"}:
-            raise ValueError(
-                "The flags of the refit change nothing without one: set --refit-epochs, or leave them out."
-            )
+            raise ValueError("Flags of the refit change nothing without one: set --refit-epochs, or leave them out.")
         return config
 
     def _show(self, pruner: NeuronALPruner, model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -145,7 +145,7 @@ def aggregate(
             compared = [entry for entry in counted if entry.key in uniform and entry.result.topup_name != UNIFORM]
             factors = [ratio for entry in counted for ratio in _ratios(entry.result, entry.dense)]
             gains = [1 - ratio for entry in compared for ratio in _ratios(entry.result, uniform[entry.key])]
-            both = [entry for entry in answered if entry.dense.accuracy and entry.result.accuracy]
+            both = [entry for entry in answered if entry.dense.mean_accuracy and entry.result.accuracy]
             retained = [entry.result.mean_accuracy / entry.dense.mean_accuracy for entry in both]
             means = geometric_mean(factors), geometric_mean(retained), sum(gains) / len(gains) if gains else None
             aggregates.append(Aggregate(sparsity, label, *means, _saliencies(counted), _saliencies(answered)))

@@ -110,9 +110,7 @@ def packed_lora_config(config: Any, kind: type[nn.Module]) -> LoraConfig:
     if isinstance(config, (str, os.PathLike)):
         config = LoraConfig.from_pretrained(config)
     if not isinstance(config, LoraConfig):
-        raise TypeError(
-            f"The adapter's config is a {type(config).__name__}: packed weights support a LoraConfig only."
-        )
+        raise TypeError(f"The adapter's config is a {type(config).__name__}: packed weights support LoraConfig only.")
     if str(config.init_lora_weights).lower().startswith(OF_WEIGHTS):
         raise ValueError(
             f"init_lora_weights={config.init_lora_weights!r} changes the weights, but packed ones cannot change: leave it True."

@@ -113,9 +113,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if self.refit_epochs and self.num_samples < REFIT_SAMPLES:
             raise ValueError(f"num_samples is {self.num_samples}: a refit needs at least {REFIT_SAMPLES}.")
         if self.num_samples < (count := len(self.dataset_names)):
-            raise ValueError(
-                f"num_samples is {self.num_samples}: expected at least one for each of the {count} datasets."
-            )
+            raise ValueError(f"num_samples is {self.num_samples}: expected at least one for each of {count} datasets.")
         if pattern is not None and topup.decides:
             raise ValueError(
                 f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "

@@ -115,10 +115,8 @@ def _draw_distinct(
 def _apart(windows: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:
     """Return the windows, (N, L), that do not overlap with a used one, (M, L); None if all do."""
     span = min(SPAN, max(1, used.shape[1] // 4))
-    spans = used.unfold(1, span, 1)
-
-    def overlaps(window: torch.Tensor) -> bool:
-        return any(bool((spans == end).all(dim=-1).any()) for end in (window[:span], window[-span:]))
-
-    apart = [window for window in windows if not overlaps(window)]
+    spans, apart = used.unfold(1, span, 1), []
+    for window in windows:
+        if not any(bool((spans == end).all(dim=-1).any()) for end in (window[:span], window[-span:])):
+            apart.append(window)
     return torch.stack(apart) if apart else None

@@ -118,9 +118,7 @@ class Writer:
         text, _ = render([{"role": "user", "content": PLACEHOLDER}], self.template, "a user's turn")
         before, *after = text.split(PLACEHOLDER)
         if len(after) != 1:
-            raise ValueError(
-                "The chat template does not show a user's turn once: set another tokenizer.chat_template."
-            )
+            raise ValueError("The chat template doesn't show a user's turn once: set another tokenizer.chat_template.")
         return before, after[0].strip()
 
     def _prompt(self, prompt: Any, name: str) -> tuple[Row, list[int]]:

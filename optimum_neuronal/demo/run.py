@@ -42,7 +42,7 @@ def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def run_demo(output: str | Path, write: Callable[[str], None], overwrite: bool = False) -> None:
     """Compare methods on held-out text, save the last model, and reload it. `write` receives every line."""
-    start, target = time.perf_counter(), check_output(output, overwrite)
+    start, target = time.perf_counter(), check_output(output, overwrite, [TINY_MODEL])
     dense, tokenizer = load_tiny_model()
     write(BEFORE.format(dense.num_parameters() / 1e6, TEST_WINDOWS, SEQ_LENGTH))
     write(ROW.format("saliency, top-up", "zeros", "perplexity", "x dense", "seconds"))

@@ -15,10 +15,13 @@ from ..common.torch_state import inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
 from ..data.conversations import conversation_of, encode_prompt
+from ..data.token_windows import resolve_seq_length
 
 
 MAX_NEW_TOKENS = 64
 EXAMPLES = 3  # prompts whose answers are shown
+# Whatever a model's generation_config says.
+GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
 Prompt = str | list[dict[str, Any]]  # text, or a conversation whose last turn is the user's
@@ -108,6 +111,8 @@ class DenseAnswers:
         self.tokenizer, self.prompts, self.max_new_tokens = tokenizer, prompts, max_new_tokens
         tokenizer = copy.deepcopy(tokenizer)  # a call changes truncation and padding
         self.questions = [encode(tokenizer, prompt) for prompt in prompts]
+        longest = max(map(len, self.questions)) + max_new_tokens
+        resolve_seq_length(dense.config, longest, "Prompts with their answers of up to")
         self.answers = [
             _generate(dense, ids, max_new_tokens)
             for ids in progress(self.questions, "answers of the dense model", "prompt")
@@ -120,7 +125,7 @@ class DenseAnswers:
         for expected, found in zip(self.log_probabilities, self._predictions(sparse)):
             if found.shape != expected.shape:
                 raise ValueError(
-                    f"The sparse model predicts {found.shape[1]} tokens, the dense model {expected.shape[1]}."
+                    f"The sparse model predicts {found.shape[1]} tokens, the dense one {expected.shape[1]}."
                 )
             expected = expected.to(found.device, torch.float32)
             terms = torch.where(expected.exp() > 0, expected.exp() * (expected - found), 0)
@@ -163,5 +168,5 @@ def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: in
     ids = question[None].to(execution_device(model.get_input_embeddings()))
     unused = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}  # of one sequence; without them, it warns
     with inference(model):
-        tokens = model.generate(ids, do_sample=False, max_new_tokens=max_new_tokens, **unused)
+        tokens = model.generate(ids, max_new_tokens=max_new_tokens, **GREEDY, **unused)
     return tokens[0, len(question) :].cpu()

@@ -180,7 +180,7 @@ def _result(name: str, task: Any, results: dict, harness: Any) -> TaskResult:
     metric = ACCURACY if ACCURACY in values else next(key for key in task.aggregation() if key in values)
     score, samples = float(values[metric]), results["n-samples"][name]["effective"]
     is_mean = task.aggregation()[metric].__name__ == "mean"
-    stderr = float(values[f"{metric}_stderr"]) if is_mean and samples > 1 else None
+    stderr = float(values[f"{metric}_stderr"]) if is_mean and values[f"{metric}_stderr"] != "N/A" else None
     lengths = [(length, length >= limit) for length, limit in _lengths(task, harness)]
     mean_length, cut_off = (sum(column) / len(lengths) for column in zip(*lengths)) if lengths else (None, None)
     return TaskResult(score, stderr, samples, metric, mean_length, cut_off)

@@ -47,9 +47,7 @@ def load_model(model_or_path: str | os.PathLike[str] | Source, **model_kwargs: A
         model_kwargs = {**model_kwargs, "config": config}
         model, info = loader.from_pretrained(model_or_path, output_loading_info=True, **model_kwargs)
     except SafetensorError as error:
-        raise ValueError(
-            f"A weights file of {model_or_path} is damaged: {error}. Download or save it again."
-        ) from error
+        raise ValueError(f"A weights file of {model_or_path} is damaged: {error}. Download it again.") from error
     except NameError as error:  # of transformers, without the package for a quantization
         raise ImportError(f"A package that reads the weights of {model_or_path} is missing: {error}.") from error
     check_formats(info["unexpected_keys"], model_or_path)

@@ -28,9 +28,7 @@ def check_directory(path: str | os.PathLike[str]) -> None:
         for index in Path(path).glob("*.index.json"):
             listed_files(index)
     elif find_gguf(path) is None:
-        raise FileNotFoundError(
-            f"There is no config.json in {path}: name the directory of a model, with merged adapters."
-        )
+        raise FileNotFoundError(f"There is no config.json in {path}: name a model's directory, with merged adapters.")
 
 
 def listed_files(index: Path) -> list[str]:

@@ -14,6 +14,7 @@ from ..compat import hf_private
 from ..compat.peft import all_adapter_layers, base_model
 from ..model.change import packed_bytes
 from ..model.sparsity import find_sparsity_config, is_zero, record_sparsity
+from ..model.unread_formats import check_formats
 from .packed_module import dense_state, is_linear, packed_modules
 from .packed_weight import DTYPES, PackedWeight, count_kept
 from .replacing import find_packable, put_packed, take_packed
@@ -54,6 +55,7 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
     shared = Counter([*places.values(), *(places[name] for name in tied)])
     reasons = {name: _pack_module(model, name, shared) for name in [name for name, _ in model.named_modules()]}
     if next(packed_modules(model), None) is None:
+        check_formats((name for name, _ in model.named_parameters()), type(model).__name__)
         raise ValueError(
             f"No weight of {type(model).__name__} is sparse enough to be smaller packed. Prune the model first, with "
             "NeuronALPruner or optimum-cli neuronal prune."

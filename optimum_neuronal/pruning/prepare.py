@@ -191,9 +191,7 @@ def check_prunable(model: PreTrainedModel, further: bool = False) -> None:
     if inner is not model or hf_private.has_compiled_parts(model):
         raise ValueError("The model or a part of it is compiled: load it again, prune it, and compile it afterwards.")
     if hasattr(model, "peft_config") or any(hasattr(module, "get_base_layer") for module in model.modules()):
-        raise ValueError(
-            "The model has PEFT layers: merge them first with merge_and_unload(), or load it again without."
-        )
+        raise ValueError("The model has PEFT layers: call merge_and_unload() first, or load it again without.")
     if count_packed(model):
         raise _already_sparse(model, "its weights are packed")
     if hf_private.is_quantized(model):

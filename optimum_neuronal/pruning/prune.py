@@ -81,13 +81,14 @@ def find_changes(context: PruneContext) -> PruneOutcome:
             refit = Refit(config.refit_epochs, config.refit_learning_rate, dtype, measured[1])
         changes, starved = prune_blocks(evaluator, allocation, refit, methods.topup.scores_dense, context.clock)
         context.clock.lap("pruning")
+        forwards = runner.block_forwards
         divergences = measure_divergence(context, changes)
-    return PruneOutcome(allocation, changes, runner.block_forwards, starved, divergences)
+    return PruneOutcome(allocation, changes, forwards, starved, divergences)
 
 
 def measure_divergence(context: PruneContext, changes: Mapping[str, Change]) -> dict[str, float]:
     """Return the report's `divergence`. Warn if the score alone, with the same sparsity everywhere, is better."""
-    methods, calibration, calibrated = context.methods, context.calibration, context.evaluator
+    methods, calibration, calibrated = context.methods, context.calibration, replace(context.evaluator, cache=Cache())
     if calibration is None or calibration.held_out is None or not context.decoder.predicts_next_token:
         return {}
     ids = calibration.held_out[:COMPARED]
@@ -146,17 +147,19 @@ def prune_blocks(
     for index in runner.progress(range(len(blocks)), PROGRESS):
         with runner.loaded(index) as block:
             calls = inputs.calls[index]
-            dense = [runner.output(block, stream, calls) for stream in streams[1:]]
+            streams = [*streams[:1], *(runner.output(block, stream, calls) for stream in streams[1:])]
             if block.pruned:
-                prune = partial(prune_block, evaluator, allocation, refit, block, calls, [*streams[:1], *dense], clock)
-                value, tensors = evaluator.records.recorded(f"block-{index:05d}", prune)
+                value, tensors = evaluator.records.recorded(
+                    f"block-{index:05d}",
+                    partial(prune_block, evaluator, allocation, refit, block, calls, streams, clock),
+                )
                 starved += value["starved"]
                 for p in block.pruned:  # changes of offloaded weights wait in CPU memory
                     device = torch.device("cpu") if is_offloaded(p.module) else p.weight.device
                     changes[p.name] = PackedChange.of_tensors(tensors, p.name, p.shape).to(device)
             if streams and index + 1 < len(blocks):  # nothing reads the last block's output
                 with trial_weights([] if scores_dense else block.pruned, lambda p: changes[p.name]):
-                    streams = [runner.output(block, streams[0], calls), *dense]
+                    streams = [runner.output(block, streams[0], calls), *streams[1:]]
                 streams = limited(streams, runner.max_hidden_bytes)
     return changes, starved
 

@@ -33,6 +33,7 @@ class SparseGPT(WeightUpdate):
     block_size: int = hyper(128, 1)
     dampening: float = hyper(0.01, 0, 1, above=True)
 
+    @full_precision()
     def solve(self, weights, hessian, sparsities, pattern=None):
         dead = hessian.diagonal() == 0  # inputs that are always zero: pruned first
         inverse = solve_dampened(hessian, self.dampening, ", ".join(weights), self._factor)

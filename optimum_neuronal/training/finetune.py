@@ -25,7 +25,7 @@ from ..files.output import check_output
 from ..files.records import hidden_directory, remove_records, versions, work_directory
 from ..model.load_model import checkpoint_dtype
 from ..model.origin import find_tokenizer, public_name, read_base_model
-from ..report import REPORT_NAME, PruningReport, before_and_after
+from ..report import REPORT_NAME, PruningReport, answers_text, before_and_after
 from .checkpoints import Checkpoints
 from .finetune_config import FinetuneConfig
 from .finetune_setup import Setup, gradient_checkpointing, load_student, load_teacher, prepare_training
@@ -99,9 +99,7 @@ def finetune(
     options = SaveOptions(format, save_dtype)
     teacher = (teacher or read_base_model(model, model_kwargs)) if config.kl_weight else None
     if answers and teacher is None:
-        raise ValueError(
-            "Answers are compared with the teacher's, and there is none: raise kl_weight, or leave them out."
-        )
+        raise ValueError("Answers need a teacher, and there is none: raise kl_weight, or leave them out.")
     target = check_output(output, overwrite, [model, teacher, work_dir])
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
@@ -127,6 +125,8 @@ def finetune(
         if setup.records.processes.rank == 0:
             for name, values in training["evaluation"].items() if report is None else ():
                 announce(f"perplexity, {name}: {before_and_after(values)}")
+            for when, values in training["answers"].items() if report is None else ():
+                announce(f"dense model's answers: {answers_text(values)} ({when})")
             options = replace(options, dtype=save_dtype or checkpoint_dtype(student))
             save_pruned(student, target, report, tokenizer, options)
             remove_records(folder)  # and the checkpoints in it

@@ -70,9 +70,7 @@ class SparseTrainer(Trainer):
     ):
         check_number("kl_weight", kl_weight, 0, 1)
         if trainer_kwargs.get("compute_loss_func") or (args is not None and args.label_smoothing_factor):
-            raise ValueError(
-                "SparseTrainer computes its own loss: leave out compute_loss_func and label_smoothing_factor."
-            )
+            raise ValueError("SparseTrainer has its own loss: leave out compute_loss_func and label_smoothing_factor.")
         self._student, self._teacher = Predictor(model), None if teacher is None else Predictor(teacher)
         self.kl_weight, self._all_logits = kl_weight, False
         callbacks = list(callbacks or ())

@@ -111,9 +111,7 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
 def find_sparse_decoder(model: PreTrainedModel) -> Decoder:
     """Return the decoder of a model without its adapters."""
     if count := count_packed(model):
-        raise ValueError(
-            f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first to train it."
-        )
+        raise ValueError(f"The model holds {count} packed weights: call optimum_neuronal.densify(model) first.")
     with peft.without_adapters(model):
         return find_all_projections(model)
 

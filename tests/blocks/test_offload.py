@@ -73,9 +73,7 @@ def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monke
     model = make_model_on_disk(tmp_path, "llama")
     decoder = find_decoder(model)
     reads, read = [], offload._read
-    monkeypatch.setattr(
-        offload, "_read", lambda block: reads.append((block.name, threading.current_thread())) or read(block)
-    )
+    monkeypatch.setattr(offload, "_read", lambda b: reads.append((b.name, threading.current_thread())) or read(b))
     loader = BlockLoader(decoder.blocks)
     for index in range(3):
         with loader.loaded(index) as block:

@@ -1,3 +1,4 @@
+import copy
 import io
 import sys
 from types import SimpleNamespace
@@ -97,6 +98,14 @@ def test_forwards_are_counted_by_sequence(llama, ids):
     assert all(torch.equal(norms[name].value, expected[name].value) for name in expected), "down_proj did not run"
 
 
+def test_a_projection_that_feeds_its_own_block_is_found(llama, ids):
+    """As in a block of two MLPs: the first down_proj feeds the second."""
+    mlp = llama.model.layers[1].mlp
+    llama.model.layers[1].mlp = nn.Sequential(mlp, copy.deepcopy(mlp))
+    with pytest.raises(ValueError, match="layers.1.mlp.1.gate_proj reads the output of a projection whose role"):
+        check(llama, ids)
+
+
 def check(model, ids):
     with inference(model):
         runner = BlockRunner(find_decoder(model))
@@ -121,9 +130,7 @@ def test_a_block_that_keeps_a_state_raises(llama, ids):
 
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
     message = r"outputs \(LlamaDecoderLayer\) don't match the model's forward pass: the largest difference is 0\.\d+.*"
-    message += (
-        r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model, wait"
-    )
+    message += r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model"
     with pytest.raises(ValueError, match=message):
         check(llama, ids)
 

@@ -85,6 +85,15 @@ def test_a_save_is_read_back_before_it_appears(module, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_removed_blocks_do_not_come_back(tmp_path):
+    """The config of GPT-2 calls their number n_layer."""
+    make_model("gpt2").save_pretrained(tmp_path / "source")
+    model = load_model(tmp_path / "source")
+    del model.transformer.h[1:]
+    model.config.n_layer = 1
+    assert not writing.find_extra(model)[0]
+
+
 def test_a_models_own_tensor_is_not_replaced_by_its_checkpoints(tmp_path):
     make_source(tmp_path / "source", "llama", ["model.own"])
     model = load_model(tmp_path / "source")

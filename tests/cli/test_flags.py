@@ -60,7 +60,7 @@ NEEDLESS = (
     ("finetune --model x --output y --private", "--private changes nothing without --push-to-hub"),
     ("prune --model x --output y --window 8", "--window changes nothing without --evaluate"),
     ("finetune --model x --output y --max-windows 8", "--max-windows changes nothing without --evaluate"),
-    ("prune --model x --output y --sparsity 0.5 --refit-learning-rate 0.1", "flags of the refit change nothing"),
+    ("prune --model x --output y --sparsity 0.5 --refit-learning-rate 0.1", "Flags of the refit change nothing"),
     ("prune --model x --output y --stream --device-map auto", "--stream changes nothing with --device-map"),
     ("evaluate --model x --device cpu --device-map auto", "--device changes nothing with --device-map"),
     ("evaluate --model x --include-path y", "--include-path changes nothing without --tasks"),

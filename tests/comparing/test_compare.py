@@ -68,10 +68,8 @@ def test_given_methods_of_the_papers_experiment_are_the_presets(tokenizer, other
     arguments = experiment("paper", **given, presets=["paper"], seq_length=16)
     uniform, neuronal, preset = compare(make_model("llama"), tokenizer, **arguments).results
     assert uniform.topup == "uniform, authors" and neuronal.topup == "neuronal, authors, block and row steps"
-    assert preset.topup == f"paper (wanda + {neuronal.topup})" and preset.config == {
-        **neuronal.config,
-        "add_bos": False,
-    }
+    assert preset.topup == f"paper (wanda + {neuronal.topup})"
+    assert preset.config == {**neuronal.config, "add_bos": False}
     for name in ("perplexity", "decisions", "block_sparsity", "achieved_sparsity", "row_lambda", "block_lambda"):
         assert getattr(neuronal, name) == getattr(preset, name)
     assert neuronal.row_lambda is not None and preset.config["sampling"] == "authors"

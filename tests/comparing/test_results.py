@@ -64,6 +64,8 @@ def test_accuracy_is_over_the_saliencies_that_are_named():
         (found,) = aggregate([(dense, [one, two])], named)
         assert found.accuracy_retention == pytest.approx(expected) and found.accuracy_saliencies == saliencies
         assert found.perplexity_factor == pytest.approx(2) and len(found.saliencies) == 2
+    useless = replace(dense, accuracy={"t": {"accuracy": 0.0}})
+    assert aggregate([(useless, [one, two])])[0].accuracy_retention is None
 
 
 @pytest.mark.parametrize("sparsity, expected", [(0.7, 66.8), (0.8, 81.5)])

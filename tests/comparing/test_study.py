@@ -23,12 +23,8 @@ def test_arguments_are_sorted():
 
 
 def test_each_occurs_once_methods_first_then_presets():
-    given = {
-        "saliencies": ["wanda", "wanda"],
-        "sparsities": (0.5, 0.6, 0.5),
-        "presets": iter(["fast", "best", "fast"]),
-    }
-    found = find(**given, config={"num_samples": 16, "seed": 3})
+    args = {"saliencies": ["wanda", "wanda"], "sparsities": (0.5, 0.6, 0.5), "presets": iter(["fast", "best", "fast"])}
+    found = find(**args, config={"num_samples": 16, "seed": 3})
     assert [result.method for result, _ in found] == [
         "wanda + uniform, 50% sparsity",
         "wanda + uniform, 60% sparsity",

@@ -187,7 +187,7 @@ def test_one_dataset_or_several():
         config = NeuronALConfig(0.5, dataset=given)
         assert config.to_dict()["dataset"] == kept and NeuronALConfig.from_dict(config.to_dict()) == config
     assert config.dataset_names == ["c4", "own.jsonl"] and NeuronALConfig(0.5, dataset=None).dataset_names == []
-    with pytest.raises(ValueError, match="num_samples is 1: expected at least one for each of the 2 datasets"):
+    with pytest.raises(ValueError, match="num_samples is 1: expected at least one for each of 2 datasets"):
         NeuronALConfig(0.5, dataset=["c4", "ptb"], num_samples=1)
 
 

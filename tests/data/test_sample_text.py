@@ -119,7 +119,7 @@ def test_unusual_templates(model):
     template = "w5 QUESTION {% for m in messages %}{{ 'w6 ' + m.content }}{% endfor %}"  # with a system prompt
     assert Writer(model, make_tokenizer(chat_template=template), None, 8, {}).before == "w5 QUESTION w6 "
     for template, said in (
-        ("w1", "does not show a user's turn once"),
+        ("w1", "doesn't show a user's turn once"),
         ("{{ raise_exception('No chats.') }}", "does not accept a user's turn. .*No chats"),
     ):
         with pytest.raises(ValueError, match=said):

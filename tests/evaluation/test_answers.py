@@ -61,9 +61,13 @@ def test_mistakes(tokenizer):
         encode(tokenizer, [{"role": "user", "content": "w1"}])
     with pytest.raises(ValueError, match="There are no prompts"):
         compare_answers(dense, dense, tokenizer, [])
+    dense.generation_config.update(num_beams=2, num_return_sequences=2, repetition_penalty=9.0)
+    assert answer(dense, tokenizer, "w1 w2", 5) == answer(make_model("llama", vocab_size=256), tokenizer, "w1 w2", 5)
+    with pytest.raises(ValueError, match="Prompts with their answers of up to 70 tokens do not fit"):
+        compare_answers(dense, dense, tokenizer, ["w1", "w1 " * 6])
     with pytest.raises(ValueError, match="max_new_tokens is 0"):
         compare_answers(dense, dense, tokenizer, max_new_tokens=0)
-    with pytest.raises(ValueError, match="predicts 300 tokens, the dense model 256"):
+    with pytest.raises(ValueError, match="predicts 300 tokens, the dense one 256"):
         DenseAnswers(dense, tokenizer, ["w1"], 1).compare(make_model("llama", vocab_size=300))
     tokenizer.chat_template = "{{ raise_exception('Where is the system message?') }}"
     with pytest.raises(ValueError, match="does not accept a prompt. .*Where is the system message"):

@@ -58,9 +58,7 @@ def by_hand(model, windows):
 @pytest.fixture
 def forwards(model):
     shapes = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda _, __, kw: shapes.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
     return shapes
 
 

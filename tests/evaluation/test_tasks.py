@@ -1,6 +1,8 @@
 import json
+import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -120,6 +122,14 @@ def test_mistakes(llama, tokenizer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ImportError, match=r"lm_eval is missing: pip install 'optimum-neuronal\[eval\]'"):
         evaluate(llama, tokenizer)
+
+
+def test_a_metric_of_one_document_has_no_standard_error():
+    """A task of three documents; only one of them has this level."""
+    task = SimpleNamespace(instances=[], aggregation=lambda: {"level1": statistics.mean})
+    values = {"level1,none": 1.0, "level1_stderr,none": "N/A"}
+    found = tasks._result("t", task, {"results": {"t": values}, "n-samples": {"t": {"effective": 3}}}, None)
+    assert (found.metric, found.score, found.stderr) == ("level1", 1.0, None)
 
 
 def test_generated_answers(harness, tokenizer, tmp_path):

@@ -110,6 +110,10 @@ def test_errors():
         with pytest.raises(ValueError, match="No weight of LlamaForCausalLM is sparse enough"):
             sparsify(dense)
         assert not hasattr(dense, "hf_quantizer")
+    masked = make_model("llama")
+    prune.l1_unstructured(masked.model.layers[0].mlp.up_proj, "weight", 0.8)
+    with pytest.raises(ValueError, match="up_proj.weight_orig', which is not read: torch.nn.utils.prune made it"):
+        sparsify(masked)
     model.is_quantized = True
     with pytest.raises(ValueError, match="only floating-point weights can be packed"):
         sparsify(model)

@@ -66,9 +66,7 @@ def test_generate_compiles_whole_with_a_static_cache(family):
     torch._dynamo.reset()
     dense, packed = pair(family, num_hidden_layers=1)
     graphs, ids = [], torch.tensor([[5, 7, 11]])
-    config = CompileConfig(
-        fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, mode=None
-    )
+    config = CompileConfig(fullgraph=True, backend=lambda g, inputs: graphs.append(g) or g.forward, mode=None)
     config._compile_all_devices = True
     tokens = packed.generate(ids, cache_implementation="static", compile_config=config, **GREEDY)
     assert graphs and torch.equal(tokens, dense.generate(ids, **GREEDY))

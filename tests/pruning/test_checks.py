@@ -73,7 +73,10 @@ def delete_adapters(model):
         (compile_regions, "is compiled"),
         (compile_blocks, "is compiled"),
         (compile_an_mlp, "is compiled"),
-        (lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj"])).model, "PEFT layers: merge them"),
+        (
+            lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj"])).model,
+            "PEFT layers: call merge_and_unload",
+        ),
         (delete_adapters, "PEFT layers"),
         (in_inference_mode, "created under torch.inference_mode: load or copy the model outside of it"),
         (change_config(quantization_config={"quant_method": "gptq"}), "is quantized"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from random_layers import hessian_of, inputs, solve, weights
 
+from optimum_neuronal.saliency import sparsegpt
 from optimum_neuronal.saliency.base import solve_dampened
 from optimum_neuronal.saliency.plan import ColumnPattern
 from optimum_neuronal.saliency.sparsegpt import AuthorsSparseGPT, SparseGPT, inverse_factor, prune_block
@@ -46,6 +47,16 @@ def test_projections_with_the_same_input_are_as_if_alone(pattern, size):
     saliency = SparseGPT(block_size=size)
     for name, found in saliency.solve(together, hessian, sparsities, pattern).items():
         assert torch.equal(found, solve(saliency, together[name], hessian, sparsities[name], pattern)), name
+
+
+def test_products_are_exact_whatever_the_user_set(monkeypatch):
+    seen, before = [], torch.get_float32_matmul_precision()
+    now = torch.get_float32_matmul_precision
+    monkeypatch.setattr(sparsegpt, "prune_block", lambda *given: seen.append(now()) or prune_block(*given))
+    torch.set_float32_matmul_precision("high")
+    solve(SparseGPT(block_size=4), weights(4, 12), hessian_of(12), 0.5)
+    torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}
 
 
 def test_the_columns_of_a_block_against_a_plain_loop():

@@ -68,9 +68,7 @@ VARIANTS = [
 WHOLE_HEADS = {"query": (0,), "key": (0,), "qkv": (0, 1), "interleaved_qkv": (0, 1)}
 
 
-@pytest.mark.parametrize(
-    "family, overrides", VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
-)
+@pytest.mark.parametrize("family, overrides", VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
 def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids):
     """Enlarge one row, run the block and what follows it, and see which features moved most: apart from any table.
 

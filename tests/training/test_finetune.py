@@ -35,7 +35,7 @@ TEXT = " ".join(f"w{(7 * i) % 60}" for i in range(3000))
 def folders(tmp_path):
     """A dense model and a sparse one, with tokenizer and report, and a text."""
     (tmp_path / "text.txt").write_text(TEXT)
-    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
+    make_model("llama", vocab_size=256, max_position_embeddings=128).save_pretrained(tmp_path / "dense")
     make_tokenizer().save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
     NeuronALPruner.from_pretrained(tmp_path / "dense", config=config).quantize(tmp_path / "sparse")
@@ -82,7 +82,7 @@ class TestResult:
         assert state(folders / "tuned") == before
 
     def test_report_and_card_say_both(self, folders):
-        _, report = tuned(folders, answers=["w1 w2 w3", "w4", "w5"])
+        _, report = tuned(folders, answers=["w1 w2 w3", "w4", "w5"], add_bos=False)
         saved = json.loads((folders / "tuned" / "neuronal_report.json").read_text())
         assert saved == json.loads(json.dumps(report.to_dict())) and saved["method"] == "magnitude + uniform"
         (entry,) = saved["training"]
@@ -101,9 +101,10 @@ class TestResult:
         assert "(magnitude + uniform) and then fine-tuned." in card and "without retraining" not in card
         assert "640 tokens of text.txt, teacher dense, all weights but embeddings, learning rate 0.005" in card
         assert "finetune --model tuned-step-1 --teacher path/to/dense --dataset path/to/text.txt" in card
+        assert " --no-add-bos " in card
 
     def test_answers_need_a_teacher(self, folders):
-        with pytest.raises(ValueError, match="compared with the teacher's, and there is none"):
+        with pytest.raises(ValueError, match="need a teacher, and there is none"):
             tuned(folders, kl_weight=0.0, answers=True)
 
     def test_text_in_memory(self, folders):
@@ -212,10 +213,12 @@ class TestResult:
 
     def test_without_a_report(self, folders, caplog, capsys):
         (folders / "sparse" / "neuronal_report.json").unlink()
-        _, report = tuned(folders, steps=1)
+        _, report = tuned(folders, steps=1, answers=["w1"])
         assert not (folders / "tuned" / "neuronal_report.json").exists()
         assert report is None and "has no neuronal_report.json" in caplog.text
-        assert re.search(r"perplexity, test: [\d.]+ \(before\), [\d.]+ \(after\)", capsys.readouterr().err)
+        told = capsys.readouterr().err
+        assert re.search(r"perplexity, test: [\d.]+ \(before\), [\d.]+ \(after\)", told)
+        assert re.search(r"dense model's answers: KL divergence [\d.]+, same token [\d.]+% \(after\)", told)
         assert (folders / "tuned" / "tokenizer.json").exists() and perplexity(folders / "tuned") > 1
 
     def test_conversations(self, folders):

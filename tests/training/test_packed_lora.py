@@ -108,7 +108,7 @@ def test_merging_raises_until_the_model_is_dense_and_then_keeps_zeros(ids):
         (LoraConfig(target_modules=ATTENTION, use_dora=True), ValueError, "DoraLinearVariant.*LoRA and rsLoRA only"),
         (LoraConfig(init_lora_weights="OLoRA"), ValueError, "'OLoRA' changes the weights"),
         (LoraConfig(modules_to_save=["up_proj"]), ValueError, "modules_to_save names .*up_proj, which is packed"),
-        (LoHaConfig(), TypeError, "LoHaConfig: packed weights support a LoraConfig only"),
+        (LoHaConfig(), TypeError, "LoHaConfig: packed weights support LoraConfig only"),
     ],
 )
 def test_adapters_that_packed_weights_do_not_support(config, kind, message):

@@ -124,9 +124,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data):
         trainer(make_sparse("llama"), tmp_path, data, make_model("llama", vocab_size=32))
     with pytest.raises(ValueError, match="kl_weight is 2: expected a number from 0 to 1"):
         trainer(make_sparse("llama"), tmp_path, data, kl_weight=2)
-    with pytest.raises(
-        ValueError, match="computes its own loss: leave out compute_loss_func and label_smoothing_factor"
-    ):
+    with pytest.raises(ValueError, match="has its own loss: leave out compute_loss_func and label_smoothing_factor"):
         trainer(make_sparse("llama"), tmp_path, data, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="dense"):
         trainer(make_model("llama"), tmp_path, data).train()
@@ -170,12 +168,7 @@ def gradients(model, loss):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-CASES = [
-    *((family, True, 0.3) for family in IN_CHUNKS),
-    ("llama", False, 1.0),
-    ("llama", True, 1.0),
-    ("llama", True, 0.0),
-]
+CASES = [*((f, True, 0.3) for f in IN_CHUNKS), ("llama", False, 1.0), ("llama", True, 1.0), ("llama", True, 0.0)]
 # The decoder of Llama 4 cannot be found. Gemma 4's drops all hidden states but the last in some releases of transformers.
 OTHERS = [("llama4_text", True, 0.3), ("gemma4_text", True, 0.3)]
 
@@ -212,9 +205,7 @@ def test_a_head_that_is_not_known(change, in_chunks):
 def test_few_logits_exist_at_a_time(monkeypatch):
     """Of a batch of 22 tokens, never more than a chunk's, of student and teacher."""
     sizes, own = [], sparse_trainer.log_softmax
-    monkeypatch.setattr(
-        sparse_trainer, "log_softmax", lambda logits, dim: sizes.append(len(logits)) or own(logits, dim)
-    )
+    monkeypatch.setattr(sparse_trainer, "log_softmax", lambda x, dim: sizes.append(len(x)) or own(x, dim))
     student, (ids, labels) = make_model("llama"), batch()
     mixed_loss(Predictor(student), Predictor(make_model("llama", seed=1)), student, {"input_ids": ids}, labels, 1.0)
     assert sum(sizes) == 2 * 18 and max(sizes) == ROWS

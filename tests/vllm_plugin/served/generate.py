@@ -21,9 +21,7 @@ def main(folder: str, arguments: dict) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     results = model.generate(PROMPTS, sampling, use_tqdm=False, lora_request=request)
     outputs = [list(one.outputs[0].token_ids) for one in results]
-    print(
-        "RESULT " + json.dumps({"prompts": [one.prompt_token_ids for one in results], "outputs": outputs}), flush=True
-    )
+    print("RESULT " + json.dumps({"prompts": [r.prompt_token_ids for r in results], "outputs": outputs}), flush=True)
 
 
 if __name__ == "__main__":
