@@ -58,7 +58,7 @@ class SampleCommand(Command):
             source = flags.source_of(args)
             tokenizer = find_tokenizer(source)
             if tokenizer is None:
-                raise ValueError(f"{args.model} has no tokenizer, which is needed to write text.")
+                raise ValueError(f"No tokenizer can be loaded from {args.model}, and text needs one.")
             prompts = args.prompts and read_prompts(args.prompts)
             skeleton = load_skeleton(source)  # so that what does not fit is an error before weights are loaded
             check_language_model(skeleton)

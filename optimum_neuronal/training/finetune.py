@@ -103,7 +103,7 @@ def finetune(
     target = check_output(output, overwrite, [model, teacher, work_dir])
     tokenizer = find_tokenizer(model, **model_kwargs)
     if tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, which training needs: save one with the model.")
+        raise ValueError(f"No tokenizer can be loaded from {model}, and training needs one: save it with the model.")
     check_texts(tokenizer, datasets, tests.values(), streaming=True)
     student = load_student(model, config, options, model_kwargs)
     report = _report_of(model, model_kwargs)
