@@ -121,9 +121,9 @@ def count() -> Iterator[str]:
     weights = {sparsity: random_weight(256, 4096, sparsity) for sparsity in SPARSITIES}
     grouped = {sparsity: GroupedWeight.from_packed(PackedWeight.pack(weight)) for sparsity, weight in weights.items()}
     slots = {sparsity: len(weight.values) / weights[sparsity].numel() for sparsity, weight in grouped.items()}
-    shares = {sparsity: size_of(weight) / weights[sparsity].nbytes for sparsity, weight in grouped.items()}
+    shares = {sparsity: weight.nbytes / weights[sparsity].nbytes for sparsity, weight in grouped.items()}
     header = ["sparsity", *(f"{sparsity:.0%}" for sparsity in SPARSITIES)]
-    bits = [8 * size_of(weight) / weights[sparsity].count_nonzero() for sparsity, weight in grouped.items()]
+    bits = [8 * weight.nbytes / weights[sparsity].count_nonzero() for sparsity, weight in grouped.items()]
     rows = [
         ["bits per nonzero", *(f"{each:.1f}" for each in bits)],
         ["share of the dense size", *(f"{share:.3f}" for share in shares.values())],
@@ -163,11 +163,6 @@ def in_graph(calls: list[Callable[[], object]], device: torch.device) -> float:
     return milliseconds(device, graph.replay, 20) / len(calls)
 
 
-def size_of(packed: GroupedWeight) -> int:
-    """Return the bytes of a packed weight in memory."""
-    return sum(tensor.nbytes for tensor in packed.tensors())
-
-
 def measure(
     shape: tuple[int, int], sparsity: float, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, float]:
@@ -176,7 +171,7 @@ def measure(
     packed, copies = PackedWeight.pack(weight), min(64, max(2, COPIES_BYTES // weight.nbytes))
     dense_weights = [weight.clone() for _ in range(copies)]
     packed_weights = [GroupedWeight.from_packed(packed) for _ in range(copies)]
-    result = {"share of the dense size": size_of(packed_weights[0]) / weight.nbytes}
+    result = {"share of the dense size": packed_weights[0].nbytes / weight.nbytes}
     for tokens in (1, 2, 4, 8, 64, PROMPT):
         x = torch.randn(tokens, shape[1], device=device).to(dtype)
         torch.testing.assert_close(packed_weights[0].multiply(x), linear(x, weight), rtol=2e-2, atol=0.5)

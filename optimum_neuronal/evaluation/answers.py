@@ -1,6 +1,7 @@
 """Answers: what the dense model says, how closely a sparse model predicts it, and what the sparse model says."""
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,8 @@ class DenseAnswers:
         self.tokenizer, self.prompts, self.max_new_tokens = tokenizer, prompts, max_new_tokens
         tokenizer = copy.deepcopy(tokenizer)  # a call changes truncation and padding
         self.questions = [encode(tokenizer, prompt) for prompt in prompts]
-        longest = max(map(len, self.questions)) + max_new_tokens
-        resolve_seq_length(dense.config, longest, "Prompts with their answers of up to")
+        longest = max(map(len, self.questions)) + 1
+        resolve_seq_length(dense.config, longest, "Prompts with the first token of their answers, up to")
         self.answers = [
             _generate(dense, ids, max_new_tokens)
             for ids in progress(self.questions, "answers of the dense model", "prompt")
@@ -164,9 +165,10 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
 
 
 def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
-    """Return the tokens that a model answers a prompt with, greedily, to the end token or the limit."""
+    """Return the tokens that a model answers a prompt with, greedily, to the end token, the limit or the model's."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     ids = question[None].to(execution_device(model.get_input_embeddings()))
     unused = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}  # of one sequence; without them, it warns
     with inference(model):
-        tokens = model.generate(ids, max_new_tokens=max_new_tokens, **GREEDY, **unused)
+        tokens = model.generate(ids, max_new_tokens=min(max_new_tokens, most - len(question)), **GREEDY, **unused)
     return tokens[0, len(question) :].cpu()

@@ -33,6 +33,11 @@ class SparseMatrix(ABC):
         return self.values.device
 
     @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for part in self.tensors())
+
+    @property
     def row_count(self) -> int:
         return math.prod(self.shape[:-1])
 

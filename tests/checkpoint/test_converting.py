@@ -83,8 +83,8 @@ def test_what_cannot_be_converted(tmp_path):
         ("adapted", "packed", "q_proj.weight would be lost: first merge adapters"),
         ("quantized", "packed", "quantized is quantized: convert the checkpoint from before"),
         ("lacking", "packed", "lacks model.layers.1.mlp.up_proj.weight, which would be random"),
-        ("cut dense", "packed", "model.* is damaged: .*Download it again"),
-        ("cut packed", "dense", "packed.* is damaged: .*Download it again"),
+        ("cut dense", "packed", "model.* is damaged: .*Download or save it again"),
+        ("cut packed", "dense", "packed.* is damaged: .*Download or save it again"),
     ]:
         before = all_files(tmp_path)
         with pytest.raises(ValueError, match=message):

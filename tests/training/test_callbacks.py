@@ -243,7 +243,7 @@ def test_bad_schedules(tmp_path, data, llama):
             pruning(schedule={4: 0.8}),
             "is already sparse: 69.* Prune the dense model, or fine-tune",
         ),
-        (adapted, NeuronALCallback(config, {2: 0.7}), "merge them first"),
+        (adapted, NeuronALCallback(config, {2: 0.7}), r"call merge_and_unload\(\) first"),
     ]:
         with pytest.raises(ValueError, match=message):
             make_trainer(model, tmp_path, data, callback).train()

@@ -35,7 +35,7 @@ TEXT = " ".join(f"w{(7 * i) % 60}" for i in range(3000))
 def folders(tmp_path):
     """A dense model and a sparse one, with tokenizer and report, and a text."""
     (tmp_path / "text.txt").write_text(TEXT)
-    make_model("llama", vocab_size=256, max_position_embeddings=128).save_pretrained(tmp_path / "dense")
+    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
     make_tokenizer().save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
     NeuronALPruner.from_pretrained(tmp_path / "dense", config=config).quantize(tmp_path / "sparse")
