@@ -242,6 +242,14 @@ def draw(args: argparse.Namespace) -> None:
         axes.set(xlabel="Excess on WikiText-2 (lower is better)", xlim=(0, 1.05 * rows[0]["excess"]))
 
 
+def add_sizes(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add the flags of texts and sizes with these names."""
+    for name in names:
+        value = (TEXTS | SIZES)[name]
+        flag = f"--{name.replace('_', '-')}"
+        command.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
@@ -256,22 +264,18 @@ def main() -> None:
     measuring.add_argument("output", type=Path, help="file of results")
     measuring.add_argument("methods", nargs="+")
     measuring.add_argument("--sparsity", type=float, default=0.6, help="(default: 0.6)")
-    for name, value in {**TEXTS, **SIZES}.items():
-        flag = f"--{name.replace('_', '-')}"
-        measuring.add_argument(flag, type=type(value), default=value, help=f"(default: {value})")
+    add_sizes(measuring, *TEXTS, *SIZES)
     measuring.add_argument("--save", type=Path, help="folder in which to keep the pruned models")
     training.set_defaults(run=train)
     training.add_argument("model", type=Path, help="folder of a pruned model")
     training.add_argument("output", type=Path, help="file of results")
     training.add_argument("--teacher", required=True, help="folder or Hub id of the dense model")
     training.add_argument("--tokens", type=int, nargs="+", required=True, help="each from the start")
-    for name in (*TEXTS, "windows", "window"):
-        value = (TEXTS | SIZES)[name]
-        training.add_argument(f"--{name}", type=type(value), default=value, help=f"(default: {value})")
-    for parser_of_figure, run in ((drawing, draw), (drawing_training, draw_training)):
-        parser_of_figure.set_defaults(run=run)
-        parser_of_figure.add_argument("results", type=Path)
-        parser_of_figure.add_argument("image", type=Path)
+    add_sizes(training, *TEXTS, "windows", "window")
+    for command, run in ((drawing, draw), (drawing_training, draw_training)):
+        command.set_defaults(run=run)
+        command.add_argument("results", type=Path)
+        command.add_argument("image", type=Path)
     drawing.add_argument("--model", default="smollm2", help="of the rows to draw (default: smollm2)")
     drawing.add_argument("--dataset", default=TEXTS["dataset"], help="of the rows to draw (default: c4)")
     drawing.add_argument("--num-samples", type=int, default=32, help="of the rows to draw (default: 32)")

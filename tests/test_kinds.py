@@ -70,7 +70,7 @@ def test_unsupported_kinds_raise_before_weights_are_read(name, tmp_path):
         lambda: dry_run(tmp_path, config()),
         lambda: NeuronALPruner(config()).prune(make_kind(name)),
     ):
-        with pytest.raises(ValueError, match=rf"{name}(': no Auto class| reads 'pixel_values'| is an encoder)"):
+        with pytest.raises(ValueError, match=f"{name}(': no Auto class| reads 'pixel_values'| is an encoder-decoder)"):
             attempt()
 
 

@@ -59,7 +59,9 @@ def test_each_method_has_a_row_and_is_measured_once(tmp_path, run, capsys):
     assert capsys.readouterr().out.count("perplexity") == 2, "on another text, both are measured"
     drawn = [results, image, "--model", TINY_MODEL.name, *texts[:2], "--num-samples=2"]
     run("draw", *drawn, "--windows=2")
-    with pytest.raises(SystemExit, match="No row of .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"):
+    with pytest.raises(
+        SystemExit, match="No row of .* on .* has 60% zeros and the sizes {'num_samples': 2, 'windows': 16}"
+    ):
         run("draw", *drawn)
     with pytest.raises(SystemExit, match="No row of smollm2"):
         run("draw", results, image, *texts[:2], "--num-samples=2", "--windows=2")

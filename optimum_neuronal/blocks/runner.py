@@ -215,8 +215,6 @@ class BlockRunner:
                         observers.enter_context(observe_inputs(watched, observed, states.shape[:2], statistic))
                     outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
                 keep_shared(outputs[-1], states, call)
-                if self.max_hidden_bytes is not None and sum(o.nbytes for o in outputs) > self.max_hidden_bytes:
-                    outputs[-1] = to_device(outputs[-1], torch.device("cpu"))  # streams of other candidates follow
         return Stream(outputs), observed
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:

@@ -133,12 +133,11 @@ def _own_modules(report: PruningReport) -> list[str]:
 def _tuning_command(run: Mapping[str, Any], base: str | None, model: str) -> list[str]:
     """Return the command that repeats a fine-tuning run of a model, without its output."""
     config = {**run["config"], "steps": run["steps"], "dataset": _places(run["config"]["dataset"] or [TEXT])}
-    given = {name: value for name, value in config.items() if value is not None}
     command = ["optimum-cli", "neuronal", "finetune", "--model", model]
     if teacher := run["teacher"]:
         command += ["--teacher", teacher if teacher == base or "/" in teacher else f"path/to/{teacher}"]
-    for name, value in given.items():
-        if name not in ("tokens", "minutes"):
+    for name, value in config.items():
+        if value is not None and name not in ("tokens", "minutes"):
             flag = f"--{'no-' * (value is False)}{name.replace('_', '-')}"
             values = value if isinstance(value, list) else [value]
             command += [flag] if isinstance(value, bool) else [flag, *map(str, values)]

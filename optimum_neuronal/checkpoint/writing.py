@@ -217,7 +217,7 @@ def _converter(model: PreTrainedModel, dtype: torch.dtype | None, finer: Tensors
     `finer` tensors get the dtype of the model's checkpoint, and its value unless it has changed since.
     """
     loaded: dict[str, torch.Tensor] = {}
-    with suppress(ValueError):  # it holds some, but not all, experts of a layer
+    with suppress(ValueError):  # `finer` holds some, but not all, experts of a layer
         loaded.update(hf_private.as_loaded(model, finer, model.state_dict()))
     # Dense files may have other names than the model and packed files.
     finer = {**finer, **hf_private.as_stored(model, loaded), **loaded}

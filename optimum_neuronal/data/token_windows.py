@@ -118,9 +118,14 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
         )
 
 
+def longest_sequence(model_config: Any) -> int | None:
+    """Return the number of tokens that a model has positions for, None if its config names no limit."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
+
+
 def resolve_seq_length(model_config: Any, seq_length: int | None = None, what: str = "Sequences of") -> int:
     """Return the sequence length to use with a model: the given one, else 2048 or the model's maximum if that is less."""
-    most = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    most = longest_sequence(model_config)
     if seq_length is None:
         return min(2048, most) if most else 2048
     if seq_length < 2 or (most and seq_length > most):  # one token predicts nothing

@@ -16,7 +16,7 @@ from ..common.torch_state import inference
 from ..common.validation import check_count
 from ..compat.hf_private import execution_device
 from ..data.conversations import conversation_of, encode_prompt
-from ..data.token_windows import resolve_seq_length
+from ..data.token_windows import longest_sequence, resolve_seq_length
 
 
 MAX_NEW_TOKENS = 64
@@ -126,7 +126,7 @@ class DenseAnswers:
         for expected, found in zip(self.log_probabilities, self._predictions(sparse)):
             if found.shape != expected.shape:
                 raise ValueError(
-                    f"The sparse model predicts {found.shape[1]} tokens, the dense one {expected.shape[1]}."
+                    f"The sparse model predicts {found.shape[1]} tokens, the dense model {expected.shape[1]}."
                 )
             expected = expected.to(found.device, torch.float32)
             terms = torch.where(expected.exp() > 0, expected.exp() * (expected - found), 0)
@@ -165,8 +165,8 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor) -> str:
 
 
 def _generate(model: PreTrainedModel, question: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
-    """Return the tokens that a model answers a prompt with, greedily, to the end token, the limit or the model's."""
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    """Return the tokens that a model answers a prompt with, greedily: up to the end token, and no more than fit."""
+    most = longest_sequence(model.config) or math.inf
     ids = question[None].to(execution_device(model.get_input_embeddings()))
     unused = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}  # of one sequence; without them, it warns
     with inference(model):

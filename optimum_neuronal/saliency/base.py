@@ -220,7 +220,7 @@ def solve_dampened(
                 "sequences (num_samples), or another saliency."
             )
         logger.warning(
-            f"The Hessian of {name} is close to singular: dampening rises from {before:g} to {dampening:g}."
+            f"The Hessian of {name} is close to singular: dampening is raised from {before:g} to {dampening:g}."
         )
         diagonal += (dampening - before) * mean
     return result

@@ -129,9 +129,9 @@ def test_a_block_that_keeps_a_state_raises(llama, ids):
         return original(self, hidden_states, **kwargs) + 0.1 * len(calls)
 
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
-    message = r"outputs \(LlamaDecoderLayer\) don't match the model's forward pass: the largest difference is 0\.\d+.*"
-    message += r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model"
-    with pytest.raises(ValueError, match=message):
+    match = r"outputs \(LlamaDecoderLayer\) don't match the model's forward pass: the largest difference is 0\.\d+.*"
+    match += r"register_architecture\('llama', Architecture\(blocks='layers'\)\).*another thread uses the model, wait"
+    with pytest.raises(ValueError, match=match):
         check(llama, ids)
 
 

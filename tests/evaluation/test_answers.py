@@ -68,7 +68,7 @@ def test_mistakes(tokenizer):
         compare_answers(dense, dense, tokenizer, ["w1", "w1 " * 64])
     with pytest.raises(ValueError, match="max_new_tokens is 0"):
         compare_answers(dense, dense, tokenizer, max_new_tokens=0)
-    with pytest.raises(ValueError, match="predicts 300 tokens, the dense one 256"):
+    with pytest.raises(ValueError, match="predicts 300 tokens, the dense model 256"):
         DenseAnswers(dense, tokenizer, ["w1"], 1).compare(make_model("llama", vocab_size=300))
     tokenizer.chat_template = "{{ raise_exception('Where is the system message?') }}"
     with pytest.raises(ValueError, match="does not accept a prompt. .*Where is the system message"):

@@ -75,7 +75,7 @@ def delete_adapters(model):
         (compile_an_mlp, "is compiled"),
         (
             lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj"])).model,
-            "PEFT layers: call merge_and_unload",
+            r"PEFT layers: call merge_and_unload\(\) first",
         ),
         (delete_adapters, "PEFT layers"),
         (in_inference_mode, "created under torch.inference_mode: load or copy the model outside of it"),

@@ -154,7 +154,7 @@ class TestSolveDampened:
 
         assert solve_dampened(2 * torch.eye(2), 0.01, "fc1", attempt) == "found"
         assert diagonals == pytest.approx([2.02, 2.2, 4])
-        assert warnings[1] == "The Hessian of fc1 is close to singular: dampening rises from 0.1 to 1."
+        assert warnings[1] == "The Hessian of fc1 is close to singular: dampening is raised from 0.1 to 1."
         with pytest.raises(ValueError, match="Hessian of fc1 cannot be inverted, even with dampening 1000.*num_samp"):
             solve_dampened(2 * torch.eye(2), 0.01, "fc1", lambda matrix: None)
 
